@@ -12,8 +12,7 @@ use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::claims_server;
 use tonic::{Request, Response, Status};
 
-/// Largest number of users and of CDI devices of one claim in a reply.
-const MOST: usize = 64;
+use crate::listing::{MOST_NAMES, count};
 
 /// Lists the claims of the node with the drivers that have prepared them and the pods that use them.
 #[derive(Debug, Clone)]
@@ -77,15 +76,11 @@ fn claims(inventory: &ClaimInventory, pods: &HashMap<PodUid, String>) -> Vec<wir
             uid: record.uid.clone(),
             state: state.into(),
             drivers: record.drivers.keys().cloned().collect(),
-            users: record.pods.iter().take(MOST).map(user).collect(),
+            users: record.pods.iter().take(MOST_NAMES).map(user).collect(),
             user_count: count(record.pods.len()),
-            cdi_devices: cdi.iter().take(MOST).map(|name| (*name).clone()).collect(),
+            cdi_devices: cdi.iter().take(MOST_NAMES).map(|name| (*name).clone()).collect(),
             cdi_device_count: count(cdi.len()),
         }
     };
     inventory.claims().map(view).collect()
-}
-
-fn count(number: usize) -> u64 {
-    u64::try_from(number).unwrap_or(u64::MAX)
 }

@@ -3,10 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use pod_sync_cpus::{ContainerCpus, StaticPolicy};
+use pod_sync_cpus::ContainerCpus;
 use pod_sync_machine::Machine;
-use pod_sync_memory::MemoryManager;
-use pod_sync_placement::start::{policy_name, scope_name};
 use pod_sync_placement::{NodePlacement, Placement};
 use pod_sync_worker::context::Reporting;
 use quintlet_kit::messages::{self, Bounded};
@@ -47,13 +45,11 @@ impl cpus_server::Cpus for CpuLists {
 }
 
 fn policies(node: &NodePlacement) -> wire::ResourcePolicies {
-    let cpu = if node.cpus().is_some() { StaticPolicy::NAME } else { "none" };
-    let memory = if node.memory().is_some() { MemoryManager::POLICY } else { "None" };
     wire::ResourcePolicies {
-        cpu: cpu.to_owned(),
-        memory: memory.to_owned(),
-        topology: policy_name(node.topology().name()).to_owned(),
-        scope: scope_name(node.scope()).to_owned(),
+        cpu: node.cpu_policy().as_str().to_owned(),
+        memory: node.memory_policy().as_str().to_owned(),
+        topology: node.topology().name().as_str().to_owned(),
+        scope: node.scope().as_str().to_owned(),
     }
 }
 
@@ -98,10 +94,12 @@ fn memory(node: &NodePlacement) -> Vec<wire::NodeMemory> {
 fn holders(node: &NodePlacement, pods: &HashMap<PodUid, String>) -> Vec<wire::CpuHolder> {
     let names: BTreeSet<(&str, &str)> = node.holders().collect();
     let holder = |(pod, container): (&str, &str)| {
-        let cpus = match node.container_cpus(pod, container) {
-            Some(ContainerCpus::Exclusive(cpus)) => cpus.to_string(),
-            Some(ContainerCpus::Shared(_)) | None => String::new(),
+        let (cpus, is_pod_shared) = match node.container_cpus(pod, container) {
+            Some(ContainerCpus::Exclusive(cpus)) => (cpus.to_string(), false),
+            Some(ContainerCpus::PodShared(cpus)) => (cpus.to_string(), true),
+            Some(ContainerCpus::Shared(_)) | None => (String::new(), false),
         };
+        let pod_cpus = node.cpus().and_then(|cpus| cpus.assignments().pod(pod));
         let nodes = node.container_nodes(pod, container);
         wire::CpuHolder {
             pod_uid: pod.to_owned(),
@@ -109,6 +107,8 @@ fn holders(node: &NodePlacement, pods: &HashMap<PodUid, String>) -> Vec<wire::Cp
             container: container.to_owned(),
             cpus,
             memory_nodes: nodes.map(|nodes| nodes.to_string()).unwrap_or_default(),
+            is_pod_shared,
+            pod_cpus: pod_cpus.map(ToString::to_string).unwrap_or_default(),
         }
     };
     let mut holders: Vec<_> = names.into_iter().map(holder).collect();

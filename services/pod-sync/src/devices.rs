@@ -12,8 +12,7 @@ use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::devices_server;
 use tonic::{Request, Response, Status};
 
-/// Largest number of devices of one holder in a reply.
-const MOST_IDS: usize = 64;
+use crate::listing::{MOST_NAMES, count};
 
 /// Lists the devices of the node with the pods that hold them.
 #[derive(Debug, Clone)]
@@ -75,14 +74,10 @@ fn holders(inventory: &DeviceInventory, pods: &HashMap<PodUid, String>) -> Vec<w
             container: container.to_owned(),
             resource: resource.to_owned(),
             count: count(ids.len()),
-            devices: ids.iter().take(MOST_IDS).map(ToString::to_string).collect(),
+            devices: ids.iter().take(MOST_NAMES).map(ToString::to_string).collect(),
         }
     };
     let mut holders: Vec<_> = inventory.held().all().map(holder).collect();
     holders.sort_by(|a, b| (&a.pod, &a.pod_uid).cmp(&(&b.pod, &b.pod_uid)));
     holders
-}
-
-fn count(number: usize) -> u64 {
-    u64::try_from(number).unwrap_or(u64::MAX)
 }

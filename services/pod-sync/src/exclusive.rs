@@ -6,7 +6,7 @@ use pod_sync_memory::MemoryManager;
 use pod_sync_placement::{NodePlacement, Placement};
 use pod_sync_pod_resources::{ExclusiveResources, MemoryBlock};
 
-/// The assignments of the CPU manager and the memory manager; none with the policies `none` and `None`.
+/// The assignments of the CPU manager and the memory manager, of containers and of whole pods; none with the policies `none` and `None`.
 #[derive(Debug, Clone)]
 pub(crate) struct PlacedResources(pub(crate) Placement);
 
@@ -14,7 +14,7 @@ impl ExclusiveResources for PlacedResources {
     fn cpus(&self, pod: &str, container: &str) -> Vec<i64> {
         self.0.read(|node| match node.container_cpus(pod, container) {
             Some(ContainerCpus::Exclusive(cpus)) => numbers(&cpus),
-            Some(ContainerCpus::Shared(_)) | None => Vec::new(),
+            Some(ContainerCpus::PodShared(_) | ContainerCpus::Shared(_)) | None => Vec::new(),
         })
     }
 
@@ -22,13 +22,18 @@ impl ExclusiveResources for PlacedResources {
         self.0.read(|node| assigned_memory(node, pod, container))
     }
 
-    // The feature gate PodLevelResourceManagers is not supported.
-    fn pod_cpus(&self, _: &str) -> Vec<i64> {
-        Vec::new()
+    fn pod_cpus(&self, pod: &str) -> Vec<i64> {
+        self.0.read(|node| {
+            let own = node.cpus().and_then(|cpus| cpus.assignments().pod(pod));
+            own.map(numbers).unwrap_or_default()
+        })
     }
 
-    fn pod_memory(&self, _: &str) -> Vec<MemoryBlock> {
-        Vec::new()
+    fn pod_memory(&self, pod: &str) -> Vec<MemoryBlock> {
+        self.0.read(|node| {
+            let own = node.memory().and_then(|memory| memory.assignments().pod(pod));
+            blocks(own.unwrap_or_default())
+        })
     }
 
     fn allocatable_cpus(&self) -> Vec<i64> {
@@ -43,14 +48,23 @@ impl ExclusiveResources for PlacedResources {
     }
 }
 
+/// Returns the memory that a container has alone. That which it shares with others of its pod is in the memory of the pod.
 fn assigned_memory(node: &NodePlacement, pod: &str, container: &str) -> Vec<MemoryBlock> {
-    let blocks = node.memory().and_then(|memory| memory.assignments().container(pod, container));
+    let Some(memory) = node.memory() else { return Vec::new() };
+    let assignments = memory.assignments();
+    if assignments.is_pod_shared(pod, container) {
+        return Vec::new();
+    }
+    blocks(assignments.container(pod, container).unwrap_or_default())
+}
+
+fn blocks(blocks: &[pod_sync_memory::MemoryBlock]) -> Vec<MemoryBlock> {
     let block = |block: &pod_sync_memory::MemoryBlock| MemoryBlock {
         kind: block.kind.to_string(),
         bytes: block.bytes,
         numa_nodes: nodes(block.nodes),
     };
-    blocks.unwrap_or_default().iter().map(block).collect()
+    blocks.iter().map(block).collect()
 }
 
 fn allocatable(memory: &MemoryManager) -> Vec<MemoryBlock> {

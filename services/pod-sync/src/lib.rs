@@ -29,6 +29,7 @@ mod eviction_args;
 mod exclusive;
 pub mod housekeeping;
 pub mod image_gc;
+mod listing;
 mod machine_args;
 mod node_client;
 mod orphan_listing;

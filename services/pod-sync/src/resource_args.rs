@@ -108,7 +108,7 @@ pub struct ResourceArgs {
     /// CPUManagerPolicyBetaOptions, CSIVolumeHealth,
     /// ClusterTrustBundleProjection, ContainerStopSignals, DefaultPodSysctls, EmptyDirVolumeMode, GRPCContainerProbeTLS,
     /// H2CContainerProbe, HugepageAwareEviction, KubeletCrashLoopBackOffMax, KubeletInUserNamespace,
-    /// LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodsAPI, QOSReserved, ResourceHealthStatus, SELinuxMount and VolumeBindMountOptions.
+    /// LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodLevelResourceManagers, PodsAPI, QOSReserved, ResourceHealthStatus, SELinuxMount and VolumeBindMountOptions.
     #[arg(long, value_delimiter = ',', value_name = "GATE")]
     pub feature_gates: Vec<String>,
 }

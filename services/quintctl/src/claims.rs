@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
-use quintctl_text::{NOTHING, clean, or_nothing, table};
+use quintctl_text::{NOTHING, clean, or_nothing, several, short_name, table};
 
 /// Number of pods and of CDI devices of a claim in the table.
 const SHOWN: usize = 4;
@@ -49,9 +49,10 @@ pub fn render(reply: &ListClaimsReply, wide: bool) -> String {
 
 fn claim_row(claim: &ClaimView, wide: bool) -> Vec<String> {
     let shown = if wide { usize::MAX } else { SHOWN };
+    let user = |user: &ClaimUser| short_name(&user.pod, &user.pod_uid);
     let pods: Vec<String> = claim.users.iter().map(user).collect();
     let mut row = vec![
-        short_name(&claim.namespace, &claim.name),
+        short_name(&format!("{}/{}", claim.namespace, claim.name), ""),
         state(claim).to_owned(),
         or_nothing(&clean(&claim.drivers.join(", "))),
         or_nothing(&several(&pods, shown, claim.user_count)),
@@ -61,26 +62,6 @@ fn claim_row(claim: &ClaimView, wide: bool) -> Vec<String> {
         row.push(clean(&claim.uid));
     }
     row
-}
-
-/// Returns the first names, and the number of the others.
-fn several(names: &[String], shown: usize, count: u64) -> String {
-    let shown = names.len().min(shown);
-    let mut text = clean(&names[..shown].join(", "));
-    let more = count.saturating_sub(u64::try_from(shown).unwrap_or(u64::MAX));
-    if more > 0 {
-        text.push_str(&format!(" and {more} more"));
-    }
-    text
-}
-
-fn short_name(namespace: &str, name: &str) -> String {
-    if namespace == "default" { clean(name) } else { clean(&format!("{namespace}/{name}")) }
-}
-
-fn user(user: &ClaimUser) -> String {
-    let pod = if user.pod.is_empty() { &user.pod_uid } else { &user.pod };
-    pod.strip_prefix("default/").unwrap_or(pod).to_owned()
 }
 
 /// Returns the endpoints of a driver. That of the plugin that is called is the last one that is connected.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use quintlet_kit::paths::Paths;
+use quintlet_model::cpu_list::CpuList;
 use quintlet_proto::podsync::v1::cpus_client::CpusClient;
 use quintlet_proto::podsync::v1::{
     CpuHolder, CpuUse, ListCpusReply, ListCpusRequest, MachineCpu, NodeMemory,
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
-use quintctl_text::{NOTHING, clean, or_nothing, table};
+use quintctl_text::{NOTHING, clean, or_nothing, short_name, table};
 
 /// Lists the CPUs.
 ///
@@ -58,11 +59,10 @@ pub fn render(reply: &ListCpusReply, wide: bool) -> String {
             header.push("POD UID");
         }
         let row = |holder: &CpuHolder| {
-            let pod = if holder.pod.is_empty() { &holder.pod_uid } else { &holder.pod };
             let mut row = vec![
-                clean(pod.strip_prefix("default/").unwrap_or(pod)),
+                short_name(&holder.pod, &holder.pod_uid),
                 clean(&holder.container),
-                or_nothing(&holder.cpus),
+                or_nothing(&cpus(holder)),
                 or_nothing(&holder.memory_nodes),
             ];
             if wide {
@@ -75,6 +75,15 @@ pub fn render(reply: &ListCpusReply, wide: bool) -> String {
     out
 }
 
+/// Returns the CPUs of a container. Those that it shares with others of its pod are marked.
+fn cpus(holder: &CpuHolder) -> String {
+    if holder.is_pod_shared && !holder.cpus.is_empty() {
+        format!("{} (pod)", holder.cpus)
+    } else {
+        holder.cpus.clone()
+    }
+}
+
 /// Returns a row for each NUMA node of each socket.
 fn nodes(cpus: &[MachineCpu]) -> Vec<Vec<String>> {
     let mut nodes: BTreeMap<(u32, i64), Vec<&MachineCpu>> = BTreeMap::new();
@@ -83,7 +92,8 @@ fn nodes(cpus: &[MachineCpu]) -> Vec<Vec<String>> {
     }
     let row = |((node, socket), cpus): ((u32, i64), Vec<&MachineCpu>)| {
         let list = |condition: &dyn Fn(&MachineCpu) -> bool| {
-            ranges(cpus.iter().filter(|cpu| condition(cpu)).map(|cpu| cpu.number))
+            let cpus = cpus.iter().filter(|cpu| condition(cpu)).map(|cpu| cpu.number);
+            or_nothing(&cpus.collect::<CpuList>().to_string())
         };
         let socket = if socket < 0 { NOTHING.to_owned() } else { socket.to_string() };
         vec![
@@ -96,21 +106,6 @@ fn nodes(cpus: &[MachineCpu]) -> Vec<Vec<String>> {
         ]
     };
     nodes.into_iter().map(row).collect()
-}
-
-/// Returns ascending numbers in the kernel's list format.
-fn ranges(numbers: impl Iterator<Item = u32>) -> String {
-    let mut ranges: Vec<(u32, u32)> = Vec::new();
-    for number in numbers {
-        match ranges.last_mut() {
-            Some((_, last)) if last.checked_add(1) == Some(number) => *last = number,
-            Some(_) | None => ranges.push((number, number)),
-        }
-    }
-    let range = |(first, last): (u32, u32)| {
-        if first == last { first.to_string() } else { format!("{first}-{last}") }
-    };
-    or_nothing(&ranges.into_iter().map(range).collect::<Vec<_>>().join(","))
 }
 
 /// Returns the CPUs for JSON and YAML output.
@@ -126,7 +121,7 @@ fn data(reply: &ListCpusReply) -> Value {
         json!({"number": cpu.number, "core": cpu.core, "socket": cpu.socket, "numaNode": cpu.numa_node, "use": usage, "reserved": cpu.is_reserved})
     };
     let memory = |m: &NodeMemory| json!({"numaNode": m.numa_node, "kind": m.kind, "allocatable": m.allocatable, "free": m.free});
-    let holder = |h: &CpuHolder| json!({"pod": h.pod, "podUid": h.pod_uid, "container": h.container, "cpus": h.cpus, "memoryNodes": h.memory_nodes});
+    let holder = |h: &CpuHolder| json!({"pod": h.pod, "podUid": h.pod_uid, "container": h.container, "cpus": h.cpus, "memoryNodes": h.memory_nodes, "podShared": h.is_pod_shared, "podCpus": h.pod_cpus});
     json!({
         "policies": {"cpu": policies.cpu, "memory": policies.memory, "topology": policies.topology, "scope": policies.scope},
         "cpus": reply.cpus.iter().map(cpu).collect::<Vec<_>>(),
@@ -163,7 +158,10 @@ mod tests {
             container: text("main"),
             cpus: text(cpus),
             memory_nodes: text(nodes),
+            is_pod_shared: false,
+            pod_cpus: String::new(),
         };
+        let pool = CpuHolder { is_pod_shared: true, pod_cpus: text("4-6"), ..holder("a/pool", "4-5", "") };
         ListCpusReply {
             policies: Some(ResourcePolicies {
                 cpu: text("static"),
@@ -178,7 +176,7 @@ mod tests {
                 allocatable: 4 << 30,
                 free: 1 << 30,
             }],
-            holders: vec![holder("default/web", "1-2", "0"), holder("", "6", "")],
+            holders: vec![holder("default/web", "1-2", "0"), holder("", "6", ""), pool],
         }
     }
 
@@ -194,9 +192,10 @@ NUMA NODE  SOCKET  CPUS  SHARED  EXCLUSIVE  RESERVED
 NUMA NODE  MEMORY  ALLOCATABLE  FREE
 0          memory  4096Mi       1024Mi
 
-POD    CONTAINER  EXCLUSIVE CPUS  MEMORY NODES
-web    main       1-2             0
-uid-1  main       6               –
+POD     CONTAINER  EXCLUSIVE CPUS  MEMORY NODES
+web     main       1-2             0
+uid-1   main       6               –
+a/pool  main       4-5 (pod)       –
 ";
         assert_eq!(render(&reply(), false), expected);
         assert!(render(&reply(), true).contains("POD UID"));
@@ -206,6 +205,8 @@ uid-1  main       6               –
             (&"Exclusive".into(), &true.into())
         );
         assert_eq!(value["holders"][0]["cpus"], "1-2");
+        let pool = &value["holders"][2];
+        assert_eq!((&pool["podShared"], &pool["podCpus"]), (&true.into(), &"4-6".into()));
         assert_eq!(value["policies"]["scope"], "pod");
     }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
-use quintctl_text::{NOTHING, clean, or_nothing, table};
+use quintctl_text::{NOTHING, clean, or_nothing, several, short_name, table};
 
 /// Number of devices of a container in the table.
 const SHOWN: usize = 4;
@@ -53,15 +53,10 @@ pub fn render(reply: &ListDevicesReply, wide: bool) -> String {
 }
 
 fn holder_row(holder: &DeviceHolder, wide: bool) -> Vec<String> {
-    let pod = if holder.pod.is_empty() { &holder.pod_uid } else { &holder.pod };
-    let shown = if wide { holder.devices.len() } else { holder.devices.len().min(SHOWN) };
-    let mut devices = holder.devices[..shown].join(", ");
-    let more = holder.count.saturating_sub(u64::try_from(shown).unwrap_or(u64::MAX));
-    if more > 0 {
-        devices.push_str(&format!(" and {more} more"));
-    }
+    let shown = if wide { usize::MAX } else { SHOWN };
+    let devices = several(&holder.devices, shown, holder.count);
     let mut row = vec![
-        clean(pod.strip_prefix("default/").unwrap_or(pod)),
+        short_name(&holder.pod, &holder.pod_uid),
         clean(&holder.container),
         clean(&holder.resource),
         or_nothing(&devices),

@@ -9,7 +9,7 @@ use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::time;
-use quintctl_text::{NOTHING, age, clean, now_ns, or_nothing, table};
+use quintctl_text::{NOTHING, age, clean, now_ns, or_nothing, short_name, table};
 
 /// List volumes of pods.
 #[derive(Debug, Clone, clap::Args)]
@@ -44,9 +44,8 @@ pub fn render(volumes: &[VolumeView], now: i64, wide: bool) -> String {
     }
     header.push("LAST ERROR");
     let row = |volume: &VolumeView| {
-        let pod = if volume.pod.is_empty() { &volume.pod_uid } else { &volume.pod };
         let mut row = vec![
-            clean(pod.strip_prefix("default/").unwrap_or(pod)),
+            short_name(&volume.pod, &volume.pod_uid),
             or_nothing(&volume.name),
             or_nothing(source(volume)),
             state(volume).to_owned(),

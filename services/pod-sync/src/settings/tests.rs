@@ -473,8 +473,12 @@ fn fields_of_cpus_and_numa_nodes_arrive() {
         (settings, args.placement.cpu_manager_reconcile_period)
     };
     let (default, period) = shown("", &[]);
-    let policies = [&default.cpu_policy, &default.memory_policy, &default.topology_policy];
-    assert_eq!((policies.map(String::as_str), period.as_secs()), (["none", "None", "none"], 10));
+    let names = |settings: &PlacementSettings| {
+        let PlacementSettings { cpu_policy, memory_policy, topology_policy, topology_scope, .. } = *settings;
+        [cpu_policy.as_str(), memory_policy.as_str(), topology_policy.as_str(), topology_scope.as_str()]
+    };
+    assert_eq!((names(&default), period.as_secs()), (["none", "None", "none", "container"], 10));
+    assert!(!default.has_pod_level);
     assert!(default.cpu_gates.beta && !default.cpu_gates.alpha);
     let file = "cpuManagerPolicy: static\ncpuManagerPolicyOptions: {full-pcpus-only: \"true\"}\n\
                 cpuManagerReconcilePeriod: 3s\nreservedSystemCPUs: \"0\"\nmemoryManagerPolicy: Static\n\
@@ -482,11 +486,10 @@ fn fields_of_cpus_and_numa_nodes_arrive() {
                 systemReserved: {memory: 924Mi}\nevictionHard: {memory.available: 100Mi}\n\
                 topologyManagerPolicy: restricted\ntopologyManagerScope: pod\n\
                 topologyManagerPolicyOptions: {max-allowable-numa-nodes: \"9\"}\n\
-                featureGates: {CPUManagerPolicyAlphaOptions: true}\n";
+                featureGates: {CPUManagerPolicyAlphaOptions: true, PodLevelResourceManagers: true}\n";
     let (set, period) = shown(file, &[]);
-    let PlacementSettings { cpu_policy, memory_policy, topology_policy, topology_scope, .. } = &set;
-    let names = [cpu_policy, memory_policy, topology_policy, topology_scope].map(String::as_str);
-    assert_eq!((names, period.as_secs()), (["static", "Static", "restricted", "pod"], 3));
+    assert_eq!((names(&set), period.as_secs()), (["static", "Static", "restricted", "pod"], 3));
+    assert!(set.has_pod_level);
     assert_eq!((set.cpu_options["full-pcpus-only"].as_str(), set.cpu_gates.alpha), ("true", true));
     assert_eq!((set.reserved_cpus.as_str(), set.reserved_milli_cpus), ("0", Some(1000)));
     let bytes = |amounts: &pod_sync_memory::reserved::Amounts| amounts.values().copied().collect::<Vec<_>>();

@@ -211,7 +211,7 @@ impl Cpus for FakeCpus {
             pod: "default/web".into(),
             container: "main".into(),
             cpus: "1".into(),
-            memory_nodes: String::new(),
+            ..Default::default()
         };
         let first = podsync::ListCpusReply {
             policies: Some(policies),

@@ -15,6 +15,24 @@ pub fn clean(text: &str) -> String {
     line.trim().to_owned()
 }
 
+/// Returns a name for a table: without the namespace `default`, and the UID if no source has the name.
+#[must_use]
+pub fn short_name(name: &str, uid: &str) -> String {
+    let name = if name.is_empty() { uid } else { name };
+    clean(name.strip_prefix("default/").unwrap_or(name))
+}
+
+/// Returns the first names of a list that has `count` names, and the number of the others.
+#[must_use]
+pub fn several(names: &[String], shown: usize, count: u64) -> String {
+    let shown = names.len().min(shown);
+    let text = clean(&names[..shown].join(", "));
+    match count.saturating_sub(u64::try_from(shown).unwrap_or(u64::MAX)) {
+        0 => text,
+        more => format!("{text} and {more} more"),
+    }
+}
+
 /// Truncates text to `width` characters; an ellipsis replaces the end.
 #[must_use]
 pub fn fit(text: &str, width: usize) -> String {
@@ -138,6 +156,17 @@ pub fn or_nothing(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_short_and_lists_have_an_end() {
+        assert_eq!(short_name("default/web", "u"), "web");
+        assert_eq!(short_name("kube-system/web\n", "u"), "kube-system/web");
+        assert_eq!(short_name("", "u"), "u");
+        let names = ["a", "b", "c"].map(str::to_owned);
+        assert_eq!(several(&names, 4, 3), "a, b, c");
+        assert_eq!(several(&names, 2, 5), "a, b and 3 more");
+        assert_eq!(several(&[], 2, 0), "");
+    }
 
     #[test]
     fn ages_have_the_format_of_kubectl() {

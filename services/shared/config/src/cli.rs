@@ -73,7 +73,8 @@ impl<T> Loaded<T> {
         for warning in &self.config.warnings {
             tracing::warn!(origin = %warning.origin, field = warning.path, problem = warning.message, "configuration has a problem");
         }
-        if let Some(gates) = self.config.fixed_gates(self.service) {
+        // All services read the gates: one of them reports them.
+        if let Some(gates) = self.config.fixed_gates().filter(|_| self.service == Service::PodSync) {
             tracing::warn!(gates, "feature gates with a fixed value are set");
         }
         for (field, why) in self.config.ignored(self.service) {

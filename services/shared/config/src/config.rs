@@ -31,14 +31,12 @@ impl Config {
 
     /// Returns the feature gates with a value that has no effect, as one line, or `None` if there are none.
     #[must_use]
-    pub fn fixed_gates(&self, service: Service) -> Option<String> {
+    pub fn fixed_gates(&self) -> Option<String> {
         let mut named: Vec<String> = Vec::new();
-        if service == Service::PodSync {
-            for entry in self.kubelet.get("featureGates").map(LocatedValue::entries).unwrap_or_default() {
-                let fixed = GATES.iter().find(|g| g.name == entry.key).map(|g| g.fixed);
-                if fixed.is_some_and(|fixed| entry.value.data != Data::Bool(fixed)) {
-                    named.push(format!("featureGates.{}: {}", entry.key, entry.value.data));
-                }
+        for entry in self.kubelet.get("featureGates").map(LocatedValue::entries).unwrap_or_default() {
+            let fixed = GATES.iter().find(|g| g.name == entry.key).map(|g| g.fixed);
+            if fixed.is_some_and(|fixed| entry.value.data != Data::Bool(fixed)) {
+                named.push(format!("featureGates.{}: {}", entry.key, entry.value.data));
             }
         }
         (!named.is_empty()).then(|| named.join(", "))

@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn an_unsupported_flag_is_checked_and_reported_and_has_no_effect() {
         let loaded = line(&["--contention-profiling", "--volume-plugin-dir", "/v"]).unwrap();
-        assert_eq!(loaded.config.fixed_gates(Service::PodSync), None);
+        assert_eq!(loaded.config.fixed_gates(), None);
         // A flag without an effect is reported by each service that is given it.
         let ignored: Vec<String> =
             loaded.config.ignored(Service::PodSync).into_iter().map(|(f, _)| f).collect();

@@ -65,6 +65,12 @@ impl CpuList {
     }
 }
 
+impl FromIterator<u32> for CpuList {
+    fn from_iter<T: IntoIterator<Item = u32>>(numbers: T) -> Self {
+        Self(numbers.into_iter().collect())
+    }
+}
+
 /// Writes ranges where numbers follow each other.
 impl fmt::Display for CpuList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -66,6 +66,15 @@ impl GoHash {
         u64::from(hash.0)
     }
 
+    /// Returns the hash of what Go prints for a string.
+    #[must_use]
+    pub fn of_string(text: &str) -> u64 {
+        let mut hash = Self::EMPTY;
+        hash.add("(string)");
+        hash.add(text);
+        u64::from(hash.0)
+    }
+
     /// Writes the items of a Go slice or map, which spaces separate.
     ///
     /// # Errors
@@ -104,5 +113,12 @@ mod tests {
     fn hashes_equal_the_kubelets_reference_values() {
         assert_eq!(container_hash("foo", "bar"), "11a6d6d6");
         assert_eq!(container_hash("test_container", "foo/image:v1"), "8e45cbd0");
+        let table =
+            r#"{"memory":{"total":2048,"systemReserved":512,"allocatable":1536,"reserved":512,"free":1024}}"#;
+        let block = r#"[{"numaAffinity":[0],"type":"memory","size":512}]"#;
+        let data = format!(
+            r#"{{"policyName":"static","machineState":{{"0":{{"numberOfAssignments":0,"memoryMap":{table},"cells":[]}}}},"entries":{{"pod":{{"container1":{block}}}}},"podEntries":{{"pod":{{"memoryBlocks":{block}}}}}}}"#
+        );
+        assert_eq!(GoHash::of_string(&data), 637_296_054);
     }
 }

@@ -77,6 +77,30 @@ pub fn container_limits(c: &Container) -> ResourceList {
     list(c.resources.as_ref().and_then(|r| r.limits.as_ref()))
 }
 
+/// Returns `spec.resources.requests` of a pod.
+#[must_use]
+pub fn pod_level_requests(pod: &Pod) -> ResourceList {
+    list(pod_resources(pod).and_then(|own| own.requests.as_ref()))
+}
+
+/// Returns whether the pod has requests or limits of its own (`IsPodLevelResourcesSet`).
+#[must_use]
+pub fn has_pod_level_resources(pod: &Pod) -> bool {
+    let lists = pod_resources(pod).into_iter().flat_map(|own| [&own.requests, &own.limits]);
+    lists.flatten().flat_map(BTreeMap::keys).any(|name| pod_level(name))
+}
+
+/// Returns whether a container has limits of CPU and memory that equal its requests
+/// (`IsContainerEquivalentQOSGuaranteed`).
+#[must_use]
+pub fn is_guaranteed_container(container: &Container) -> bool {
+    let (requests, limits) = (container_requests(container), container_limits(container));
+    [CPU, MEMORY].into_iter().all(|name| {
+        let request = requests.get(name).copied().unwrap_or_default();
+        request > Quantity::default() && limits.get(name) == Some(&request)
+    })
+}
+
 fn add(into: &mut ResourceList, more: &ResourceList) {
     for (name, amount) in more {
         let slot = into.entry(name.clone()).or_default();

@@ -40,12 +40,6 @@ async fn wait_report(node: &Node, uid: &str, cpus: &str, quota: [&str; 2]) {
     .await;
 }
 
-/// Returns numbers in the kernel's list format.
-fn ranges(numbers: &[u32]) -> String {
-    let text = numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-    CpuList::parse(&text).unwrap().to_string()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_sees_a_cpu_of_its_own_and_others_no_longer_run_on_it() {
     let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
@@ -53,7 +47,7 @@ async fn a_container_sees_a_cpu_of_its_own_and_others_no_longer_run_on_it() {
     let (last, reserved) = online.split_last().unwrap();
     assert!(!reserved.is_empty(), "the test needs two CPUs");
     let own = last.to_string();
-    let (shared, all) = (ranges(reserved), ranges(&online));
+    let [shared, all] = [reserved, &online].map(|cpus| cpus.iter().copied().collect::<CpuList>().to_string());
     let extra = ["--cpu-manager-policy=static".to_owned(), format!("--reserved-cpus={shared}")];
     let extra = extra.map(|argument| ("pod-sync", argument)).to_vec();
     let node = Node::start(Options { extra, ..Options::with_api("cpus") }).await;

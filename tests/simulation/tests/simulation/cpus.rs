@@ -124,7 +124,7 @@ async fn a_pod_gets_cpus_of_its_own_until_its_end() {
         pod: "default/web".to_owned(),
         container: "c-web".to_owned(),
         cpus: "1".to_owned(),
-        memory_nodes: String::new(),
+        ..CpuHolder::default()
     };
     assert_eq!(listed.holders, [holder]);
     assert_eq!(listed.cpus.iter().map(|cpu| cpu.is_reserved).collect::<Vec<_>>(), [true, false]);
@@ -220,6 +220,55 @@ async fn the_devices_of_all_containers_of_a_pod_are_on_one_numa_node_with_the_sc
     devices.sort();
     assert_eq!(devices, ["b", "c"]);
     drop(plugin);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn containers_of_a_pod_with_a_cpu_as_a_whole_share_it_until_its_end() {
+    let gate = "--feature-gates=PodLevelResourceManagers=true";
+    let args = ["--topology-manager-policy=restricted", "--topology-manager-scope=pod", gate];
+    let sim = start(Options::default(), PAIR, &args).await;
+    let other = sim.create(pods::single("other"));
+    sim.wait_ready("other").await;
+    let amounts = json!({"cpu": "1", "memory": "64Mi"});
+    let whole = |mut pod: Value| {
+        pod["spec"]["terminationGracePeriodSeconds"] = json!(2);
+        pod["spec"]["resources"] = json!({"limits": amounts, "requests": amounts});
+        pod
+    };
+    let uid = sim.create(whole(pods::pod("web", &[pods::container("c-one"), pods::container("c-two")])));
+    sim.wait_ready("web").await;
+    let check = || {
+        for name in ["one", "two"] {
+            let resources = resources(&sim, &uid, name);
+            assert_eq!((resources.cpuset_cpus.as_str(), resources.cpu_quota), ("1", 100_000), "{name}");
+        }
+    };
+    check();
+    let sandbox = sim.sandboxes(&uid)[0].config.linux.clone().unwrap().resources.unwrap();
+    assert_eq!(sandbox.cpu_quota, 100_000);
+    wait_cpus(&sim, &other, "other", "0").await;
+    let kept = sim.instances(&uid);
+    sim.restart(Service::PodSync).await;
+    let next = sim.create(pods::single("next"));
+    sim.wait_ready("next").await;
+    assert_eq!((cpus(&sim, &next, "next").as_str(), sim.instances(&uid)), ("0", kept));
+    check();
+    let holders = list(&sim).await.holders;
+    let shown = |holder: &CpuHolder| (holder.cpus.clone(), holder.is_pod_shared, holder.pod_cpus.clone());
+    assert_eq!(holders.iter().map(shown).collect::<Vec<_>>(), [("1".to_owned(), true, "1".to_owned()), ("1".to_owned(), true, "1".to_owned())]);
+
+    // A pod whose container takes all that the pod has leaves nothing to the other one.
+    let mut empty = whole(pods::pod("empty", &[pods::container("c-one"), pods::container("c-two")]));
+    empty["spec"]["containers"][0]["resources"] = json!({"limits": amounts, "requests": amounts});
+    sim.delete("web", None);
+    sim.wait_gone("web").await;
+    wait_cpus(&sim, &other, "other", "0-1").await;
+    sim.create(empty);
+    let rejected = sim.wait_pod("empty", "it is rejected", |pod| pod.phase() == "Failed").await;
+    assert_eq!(rejected.text("/status/reason"), "TopologyAffinityError");
+    let text = "Pod Scope pod with pod-level resources failed admission under pod-scope topology manager";
+    assert!(rejected.text("/status/message").ends_with(text), "{}", rejected.text("/status/message"));
     sim.finish().await;
 }
 

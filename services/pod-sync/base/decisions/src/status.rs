@@ -543,16 +543,11 @@ pub enum KillCause {
     TopologyAffinity,
     /// The pod does not get whole cores, after a restart of the machine.
     SmtAlignment,
+    /// The resources of the pod level leave nothing for a container, after a restart of the machine.
+    EmptyPodSharedPool,
 }
 
 impl KillCause {
-    /// Returns the cause of a rejection by the resources of the node.
-    #[must_use]
-    pub fn of_rejection(reason: &str) -> Self {
-        let all = [Self::TopologyAffinity, Self::SmtAlignment];
-        all.into_iter().find(|cause| cause.reason() == reason).unwrap_or(Self::UnexpectedAdmission)
-    }
-
     /// Returns the reason in the status of the pod.
     #[must_use]
     pub const fn reason(self) -> &'static str {
@@ -564,6 +559,7 @@ impl KillCause {
             Self::UnexpectedAdmission => UNEXPECTED_ADMISSION,
             Self::TopologyAffinity => "TopologyAffinityError",
             Self::SmtAlignment => "SMTAlignmentError",
+            Self::EmptyPodSharedPool => "EmptyPodSharedPoolError",
         }
     }
 }

@@ -3,8 +3,10 @@
 use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use quintlet_kit::{atomic_file, error_chain};
+use parking_lot::Mutex;
+use quintlet_kit::{atomic_file, error_chain, task};
 
 /// Only root reads the files.
 const MODE: u32 = 0o600;
@@ -59,6 +61,44 @@ impl StateFile {
     }
 }
 
+/// Writes a state to its files, one write at a time.
+#[derive(Debug)]
+pub struct StateWriter<F> {
+    name: &'static str,
+    files: tokio::sync::Mutex<Arc<Mutex<F>>>,
+}
+
+impl<F: Send + 'static> StateWriter<F> {
+    /// Returns the writer. `name` is what the files have, for the log.
+    #[must_use]
+    pub fn new(name: &'static str, files: F) -> Self {
+        Self { name, files: tokio::sync::Mutex::new(Arc::new(Mutex::new(files))) }
+    }
+
+    /// Writes the state that `state` returns once earlier writes have ended: a later call writes a later state. `write` may block.
+    ///
+    /// Cancellation safety: a write that has begun ends.
+    ///
+    /// # Errors
+    /// That of `state` or `write`.
+    pub async fn write<T: Send + 'static>(
+        &self,
+        state: impl FnOnce() -> io::Result<T>,
+        write: impl FnOnce(&mut F, T) -> io::Result<()> + Send + 'static,
+    ) -> io::Result<()> {
+        let files = self.files.lock().await;
+        let (state, files) = (state()?, Arc::clone(&files));
+        task::blocking(move || write(&mut files.lock(), state)).await
+    }
+
+    /// Logs the error of a write that nothing waits for. The next write tries again.
+    pub fn log(&self, written: io::Result<()>) {
+        if let Err(error) = written {
+            tracing::error!(state = self.name, error = error_chain(&error), "failed to write state file");
+        }
+    }
+}
+
 /// Returns the content of a file, as bytes and decoded. `None` if there is no file, or if it cannot be used; then it is renamed for
 /// inspection.
 pub(crate) fn read<T, E: Error + 'static>(
@@ -103,6 +143,27 @@ mod tests {
         let (file, bytes) = StateFile::read(path.clone()).unwrap();
         assert_eq!((bytes, file.has(&[0xff])), (Some(vec![0xff]), true));
         assert!(StateFile::read(temp.path().to_owned()).is_err(), "a directory");
+    }
+
+    #[tokio::test]
+    async fn writes_follow_each_other_and_a_later_one_has_the_later_state() {
+        let temp = tempfile::tempdir().unwrap();
+        let (file, _) = open(&temp.path().join("state"));
+        let writer = StateWriter::new("test", file);
+        let current = Mutex::new(0_u8);
+        let write = async || {
+            let state = || {
+                *current.lock() += 1;
+                Ok(vec![b'0' + *current.lock()])
+            };
+            writer.write(state, StateFile::write).await.unwrap();
+            std::fs::read(temp.path().join("state")).unwrap()
+        };
+        let (first, second) = tokio::join!(write(), write());
+        assert_eq!((first, second), (b"1".to_vec(), b"2".to_vec()));
+        let refused =
+            writer.write(|| Err::<Vec<u8>, _>(io::Error::other("no state")), StateFile::write).await;
+        assert_eq!(refused.unwrap_err().to_string(), "no state");
     }
 
     #[test]

@@ -11,11 +11,11 @@ use k8s_openapi::api::core::v1::{Container, Pod, ResourceStatus};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use parking_lot::Mutex;
 use pod_sync_clients::WorkerWakeups;
-use pod_sync_records::StateFile;
+use pod_sync_records::{StateFile, StateWriter};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::{clock, failpoint, task};
 use quintlet_model::ids::PodUid;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
@@ -107,9 +107,11 @@ pub(crate) struct Shared {
     source: Arc<dyn ClaimSource>,
     pub(crate) stop: CancellationToken,
     pub(crate) state: Mutex<ManagerState>,
-    file: tokio::sync::Mutex<Arc<Mutex<StateFile>>>,
+    file: StateWriter<StateFile>,
     // A claim is no longer busy.
     idle: Notify,
+    // An operation on a claim has begun or ended.
+    operations: watch::Sender<()>,
     // A plugin has come, gone, connected or disconnected.
     pub(crate) changed: Notify,
     metrics: ClaimMetrics,
@@ -177,8 +179,9 @@ impl Claims {
             source,
             stop,
             state: Mutex::new(state),
-            file: tokio::sync::Mutex::new(Arc::new(Mutex::new(file))),
+            file: StateWriter::new("claims", file),
             idle: Notify::new(),
+            operations: watch::Sender::new(()),
             changed: Notify::new(),
             metrics,
         };
@@ -333,6 +336,13 @@ impl Claims {
         };
         let all: Vec<String> = needed.into_iter().map(|claim| describe(claim.name)).collect();
         all.join(", ")
+    }
+
+    /// Returns a receiver that is notified when an operation on a claim begins or ends, so that [`Claims::describe`] may have another
+    /// result.
+    #[must_use]
+    pub fn operations(&self) -> watch::Receiver<()> {
+        self.shared.operations.subscribe()
     }
 
     /// Returns the registered drivers.
@@ -496,6 +506,8 @@ impl Shared {
                 match begin(&mut state)? {
                     OperationStart::Begun(batches) => {
                         state.is_unwritten = true;
+                        drop(state);
+                        self.operations.send_replace(());
                         return Ok(batches);
                     }
                     OperationStart::Busy(key) => key,
@@ -515,6 +527,7 @@ impl Shared {
             self.metrics.show_in_use(state.inventory.in_use());
         }
         self.idle.notify_waiters();
+        self.operations.send_replace(());
     }
 
     /// Calls all drivers at the same time. Returns the results in the order of their names.
@@ -574,17 +587,13 @@ impl Shared {
 
     /// Writes the checkpoint, if it has changed.
     async fn persist(&self) -> Result<(), ClaimError> {
-        // Held during the write: a later state is written later.
-        let file = self.file.lock().await;
-        let records = {
+        let records = || {
             let mut state = self.state.lock();
             state.is_unwritten = false;
-            state.inventory.records()
+            Ok(state.inventory.records())
         };
-        let file = Arc::clone(&file);
-        let written = task::blocking(move || {
+        let written = self.file.write(records, |file, records| {
             let bytes = encode(&records).map_err(std::io::Error::other)?;
-            let mut file = file.lock();
             if file.has(&bytes) {
                 return Ok(());
             }

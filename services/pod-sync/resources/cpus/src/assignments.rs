@@ -1,33 +1,60 @@
 //! Who has which CPUs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use pod_sync_machine::CpuSet;
 
-/// The content of the state file: shared CPUs, and the exclusive CPUs of containers.
+/// The CPUs that a pod has as a whole.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct PodCpus {
+    cpus: CpuSet,
+    /// Containers whose part no other container of the pod uses. Empty after a restart, until the pod is seen: the state file does
+    /// not have them.
+    exclusive: BTreeSet<String>,
+}
+
+/// The content of the state file: shared CPUs, and the CPUs of containers and of whole pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpuAssignments {
-    /// CPUs that containers without exclusive ones share, with the reserved ones (`defaultCpuSet`).
+    /// CPUs that containers without CPUs of their own share, with the reserved ones (`defaultCpuSet`).
     pub shared: CpuSet,
-    exclusive: BTreeMap<String, BTreeMap<String, CpuSet>>,
+    entries: BTreeMap<String, BTreeMap<String, CpuSet>>,
+    pods: BTreeMap<String, PodCpus>,
 }
 
 impl CpuAssignments {
-    /// Returns assignments without exclusive CPUs.
+    /// Returns assignments without CPUs of containers or pods.
     #[must_use]
     pub fn new(shared: CpuSet) -> Self {
-        Self { shared, exclusive: BTreeMap::new() }
+        Self { shared, ..Self::default() }
     }
 
-    /// Returns the exclusive CPUs of a container.
+    /// Returns the CPUs that a container has alone, or with others of its pod.
     #[must_use]
-    pub fn exclusive(&self, pod: &str, container: &str) -> Option<&CpuSet> {
-        self.exclusive.get(pod)?.get(container)
+    pub fn container(&self, pod: &str, container: &str) -> Option<&CpuSet> {
+        self.entries.get(pod)?.get(container)
     }
 
-    /// Returns the exclusive CPUs of all containers: UID of the pod, name of the container, CPUs.
-    pub fn all_exclusive(&self) -> impl Iterator<Item = (&str, &str, &CpuSet)> {
-        self.exclusive.iter().flat_map(|(pod, containers)| {
+    /// Returns whether a container shares its CPUs with others of its pod.
+    #[must_use]
+    pub fn is_pod_shared(&self, pod: &str, container: &str) -> bool {
+        self.pods.get(pod).is_some_and(|own| !own.exclusive.contains(container))
+    }
+
+    /// Returns the CPUs that a pod has as a whole.
+    #[must_use]
+    pub fn pod(&self, pod: &str) -> Option<&CpuSet> {
+        self.pods.get(pod).map(|own| &own.cpus)
+    }
+
+    /// Returns the pods that have CPUs as a whole: UID, CPUs.
+    pub fn pods(&self) -> impl Iterator<Item = (&str, &CpuSet)> {
+        self.pods.iter().map(|(pod, own)| (pod.as_str(), &own.cpus))
+    }
+
+    /// Returns the containers that have CPUs, alone or with others of their pod: UID of the pod, name of the container, CPUs.
+    pub fn containers(&self) -> impl Iterator<Item = (&str, &str, &CpuSet)> {
+        self.entries.iter().flat_map(|(pod, containers)| {
             containers.iter().map(move |(container, cpus)| (pod.as_str(), container.as_str(), cpus))
         })
     }
@@ -38,20 +65,51 @@ impl CpuAssignments {
         self.restore(pod, container, cpus);
     }
 
-    /// Records the exclusive CPUs of a container without a change of the shared ones.
+    /// Gives a pod CPUs as a whole, and its containers parts of them.
+    pub(crate) fn assign_pod(&mut self, pod: &str, cpus: CpuSet, parts: BTreeMap<String, CpuSet>) {
+        self.shared = self.shared.difference(&cpus);
+        self.restore_pod(pod, cpus);
+        self.entries.insert(pod.to_owned(), parts);
+    }
+
+    /// Records which containers have their part of the pod's CPUs alone.
+    pub(crate) fn set_exclusive(&mut self, pod: &str, exclusive: BTreeSet<String>) {
+        if let Some(own) = self.pods.get_mut(pod) {
+            own.exclusive = exclusive;
+        }
+    }
+
+    /// Records the CPUs of a container without a change of the shared ones.
     pub(crate) fn restore(&mut self, pod: &str, container: &str, cpus: CpuSet) {
-        self.exclusive.entry(pod.to_owned()).or_default().insert(container.to_owned(), cpus);
+        self.entries.entry(pod.to_owned()).or_default().insert(container.to_owned(), cpus);
+    }
+
+    /// Records the CPUs of a pod as a whole without a change of the shared ones.
+    pub(crate) fn restore_pod(&mut self, pod: &str, cpus: CpuSet) {
+        self.pods.insert(pod.to_owned(), PodCpus { cpus, exclusive: BTreeSet::new() });
     }
 
     /// Ends the assignment of a container. Its CPUs are shared again, except those that another container of the pod has, too: it
-    /// got them from an init container.
+    /// got them from an init container. The CPUs that a pod has as a whole are shared again after its last container.
     pub fn release(&mut self, pod: &str, container: &str) {
-        let Some(containers) = self.exclusive.get_mut(pod) else { return };
+        let Some(containers) = self.entries.get_mut(pod) else { return };
         let Some(released) = containers.remove(container) else { return };
         let in_use = containers.values().fold(CpuSet::new(), |in_use, cpus| in_use.union(cpus));
-        if containers.is_empty() {
-            self.exclusive.remove(pod);
+        let is_last = containers.is_empty();
+        if is_last {
+            self.entries.remove(pod);
         }
-        self.shared = self.shared.union(&released.difference(&in_use));
+        if !self.pods.contains_key(pod) {
+            self.shared = self.shared.union(&released.difference(&in_use));
+        } else if is_last {
+            self.release_pod(pod);
+        }
+    }
+
+    /// Ends all assignments of a pod that has CPUs as a whole.
+    pub(crate) fn release_pod(&mut self, pod: &str) {
+        let Some(own) = self.pods.remove(pod) else { return };
+        self.entries.remove(pod);
+        self.shared = self.shared.union(&own.cpus);
     }
 }

@@ -42,31 +42,71 @@ pub enum CpuCheckpointError {
     UnknownContainer(String),
 }
 
+/// CPUs of the containers of a pod.
+type Containers = BTreeMap<String, String>;
+
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct File<E> {
+    #[serde(flatten)]
+    content: Content<E>,
+    checksum: u64,
+    // Kubelet 1.37 writes the content a second time, as a text with a checksum of its own, which counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    data: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    data_checksum: Option<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Content<E> {
     policy_name: String,
     default_cpu_set: String,
     #[serde(default = "BTreeMap::new", skip_serializing_if = "BTreeMap::is_empty")]
     entries: BTreeMap<String, E>,
-    checksum: u64,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pod_entries: BTreeMap<String, PodEntry>,
 }
 
-/// CPUs of the containers of a pod.
-type Containers = BTreeMap<String, String>;
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodEntry {
+    #[serde(default)]
+    cpu_set: String,
+}
 
-/// Returns the content of a state file.
+/// Returns the content of a state file. With `has_pods` it is that of kubelet 1.37, which earlier kubelets can read without the CPUs of
+/// whole pods, else that of earlier ones.
 ///
 /// # Errors
 /// Serialization failed, which strings and numbers do not cause.
-pub fn encode(policy: &str, assignments: &CpuAssignments) -> Result<Vec<u8>, serde_json::Error> {
+pub fn encode(
+    policy: &str,
+    assignments: &CpuAssignments,
+    has_pods: bool,
+) -> Result<Vec<u8>, serde_json::Error> {
     let mut entries: BTreeMap<String, Containers> = BTreeMap::new();
-    for (pod, container, cpus) in assignments.all_exclusive() {
+    for (pod, container, cpus) in assignments.containers() {
         entries.entry(pod.to_owned()).or_default().insert(container.to_owned(), cpus.to_string());
     }
-    let default_cpu_set = assignments.shared.to_string();
-    let mut file = File { policy_name: policy.to_owned(), default_cpu_set, entries, checksum: 0 };
-    file.checksum = checksum(&file, "map[string]map[string]string", print_containers);
+    let pods = assignments.pods().filter(|_| has_pods);
+    let content = Content {
+        policy_name: policy.to_owned(),
+        default_cpu_set: assignments.shared.to_string(),
+        entries,
+        pod_entries: pods
+            .map(|(pod, cpus)| (pod.to_owned(), PodEntry { cpu_set: cpus.to_string() }))
+            .collect(),
+    };
+    let mut file = File { content, checksum: 0, data: None, data_checksum: None };
+    if has_pods {
+        let data = serde_json::to_string(&file.content)?;
+        file.data_checksum = Some(GoHash::of_string(&data));
+        file.data = Some(data);
+    } else {
+        file.checksum = checksum(&file.content, &PLAIN, "map[string]map[string]string", print_containers);
+    }
     serde_json::to_vec(&file)
 }
 
@@ -81,38 +121,66 @@ pub fn decode(
     container_of: impl Fn(&str) -> Option<(String, String)>,
 ) -> Result<CpuAssignments, CpuCheckpointError> {
     let unreadable = match serde_json::from_slice::<File<Containers>>(bytes) {
-        Ok(file) => {
-            check(&file, policy, checksum(&file, "map[string]map[string]string", print_containers))?;
-            let entries = file.entries.iter().flat_map(|(pod, containers)| {
-                containers
-                    .iter()
-                    .map(move |(container, cpus)| ((pod.clone(), container.clone()), cpus.clone()))
-            });
-            return assignments(&file.default_cpu_set, entries.map(Ok));
-        }
+        Ok(file) => return assignments_of_pods(&verified(file)?, policy),
         Err(error) => error,
     };
     let Ok(file) = serde_json::from_slice::<File<String>>(bytes) else {
         return Err(CpuCheckpointError::Unreadable(unreadable));
     };
-    check(&file, policy, checksum(&file, "map[string]string", |out, cpus| out.write_str(cpus)))?;
-    let entries = file.entries.iter().map(|(id, cpus)| {
+    let expected = checksum(&file.content, &PLAIN, "map[string]string", |out, cpus| out.write_str(cpus));
+    check(file.checksum, &[expected])?;
+    check_policy(&file.content.policy_name, policy)?;
+    let entries = file.content.entries.iter().map(|(id, cpus)| {
         let container = container_of(id).ok_or_else(|| CpuCheckpointError::UnknownContainer(id.clone()))?;
         Ok((container, cpus.clone()))
     });
-    assignments(&file.default_cpu_set, entries)
+    assignments(&file.content.default_cpu_set, entries)
 }
 
-fn check<E>(file: &File<E>, policy: &str, expected: u64) -> Result<(), CpuCheckpointError> {
+/// Returns the content of a file whose checksum is right.
+fn verified(file: File<Containers>) -> Result<Content<Containers>, CpuCheckpointError> {
+    if let Some(data) = file.data.filter(|data| !data.is_empty()) {
+        check(file.data_checksum.unwrap_or(0), &[GoHash::of_string(&data)])?;
+        return serde_json::from_str(&data).map_err(CpuCheckpointError::Unreadable);
+    }
+    let expected = [&PLAIN, &WITH_PODS, &WITH_PODS_RENAMED]
+        .map(|form| checksum(&file.content, form, "map[string]map[string]string", print_containers));
+    check(file.checksum, &expected)?;
+    Ok(file.content)
+}
+
+fn check(found: u64, expected: &[u64]) -> Result<(), CpuCheckpointError> {
     // Old kubelets wrote no checksum.
-    if file.checksum != 0 && file.checksum != expected {
-        return Err(CpuCheckpointError::Checksum { found: file.checksum, expected });
+    if found == 0 || expected.contains(&found) {
+        return Ok(());
     }
-    if file.policy_name != policy {
-        let (configured, found) = (policy.to_owned(), file.policy_name.clone());
-        return Err(CpuCheckpointError::Policy { configured, found });
+    Err(CpuCheckpointError::Checksum { found, expected: expected.first().copied().unwrap_or_default() })
+}
+
+fn check_policy(found: &str, configured: &str) -> Result<(), CpuCheckpointError> {
+    if found == configured {
+        return Ok(());
     }
-    Ok(())
+    Err(CpuCheckpointError::Policy { configured: configured.to_owned(), found: found.to_owned() })
+}
+
+fn assignments_of_pods(
+    content: &Content<Containers>,
+    policy: &str,
+) -> Result<CpuAssignments, CpuCheckpointError> {
+    check_policy(&content.policy_name, policy)?;
+    let entries = content.entries.iter().flat_map(|(pod, containers)| {
+        containers.iter().map(move |(container, cpus)| ((pod.clone(), container.clone()), cpus.clone()))
+    });
+    let mut assignments = assignments(&content.default_cpu_set, entries.map(Ok))?;
+    for (pod, entry) in &content.pod_entries {
+        assignments.restore_pod(pod, parse(&entry.cpu_set)?);
+    }
+    Ok(assignments)
+}
+
+fn parse(text: &str) -> Result<CpuSet, CpuCheckpointError> {
+    text.parse().map_err(|_| CpuCheckpointError::Cpus(text.to_owned()))
 }
 
 type EntryOfContainer = ((String, String), String);
@@ -121,7 +189,6 @@ fn assignments(
     shared: &str,
     entries: impl Iterator<Item = Result<EntryOfContainer, CpuCheckpointError>>,
 ) -> Result<CpuAssignments, CpuCheckpointError> {
-    let parse = |text: &str| text.parse::<CpuSet>().map_err(|_| CpuCheckpointError::Cpus(text.to_owned()));
     let mut assignments = CpuAssignments::new(parse(shared)?);
     for entry in entries {
         let ((pod, container), cpus) = entry?;
@@ -136,21 +203,52 @@ fn print_containers(out: &mut GoHash, containers: &Containers) -> fmt::Result {
     out.write_char(']')
 }
 
-fn checksum<E>(file: &File<E>, kind: &str, print: impl Fn(&mut GoHash, &E) -> fmt::Result) -> u64 {
-    let File { policy_name, default_cpu_set, entries, .. } = file;
+/// The form in which a kubelet prints the content for its checksum.
+struct Form {
+    /// Name of the type in Go.
+    name: &'static str,
+    has_pods: bool,
+}
+
+/// Without the feature gate `PodLevelResourceManagers`.
+const PLAIN: Form = Form { name: "CPUManagerCheckpoint", has_pods: false };
+/// Kubelet 1.36 with the gate.
+const WITH_PODS: Form = Form { name: "CPUManagerCheckpointV3", has_pods: true };
+/// The same, by the name that earlier kubelets expect.
+const WITH_PODS_RENAMED: Form = Form { name: "CPUManagerCheckpoint", has_pods: true };
+
+fn checksum<E>(
+    content: &Content<E>,
+    form: &Form,
+    kind: &str,
+    print: impl Fn(&mut GoHash, &E) -> fmt::Result,
+) -> u64 {
+    let Content { policy_name, default_cpu_set, entries, pod_entries } = content;
+    let name = form.name;
     let hash = GoHash::of(|out| {
         write!(
             out,
-            "(*state.CPUManagerCheckpoint){{PolicyName:(string){policy_name} DefaultCPUSet:(string){default_cpu_set} Entries:({kind})map["
+            "(*state.{name}){{PolicyName:(string){policy_name} DefaultCPUSet:(string){default_cpu_set} Entries:({kind})map["
         )?;
         out.separated(entries, |out, (key, entry)| {
             write!(out, "{key}:")?;
             print(out, entry)
         })?;
+        if form.has_pods {
+            out.write_str("] PodEntries:(state.PodCPUAssignments)map[")?;
+            out.separated(pod_entries, |out, (pod, entry)| print_pod(out, pod, entry))?;
+        }
         out.write_str("] Checksum:(checksum.Checksum)0}")
     });
     // The writer never fails.
     hash.unwrap_or(0)
+}
+
+fn print_pod(out: &mut GoHash, pod: &str, entry: &PodEntry) -> fmt::Result {
+    write!(out, "{pod}:{{CPUSet:(cpuset.CPUSet){{elems:(map[int]struct {{}})map[")?;
+    let cpus: CpuSet = entry.cpu_set.parse().unwrap_or_default();
+    out.separated(cpus.iter(), |out, cpu| write!(out, "{}:{{}}", cpu.number()))?;
+    out.write_str("]}}")
 }
 
 #[cfg(test)]
@@ -181,20 +279,47 @@ mod tests {
     #[test]
     fn state_files_of_kubelets_are_read_and_written_again_byte_for_byte() {
         for (text, policy) in [(OF_KUBELET, "none"), (&with_pods(), "static")] {
-            let again = encode(policy, &read(text, policy).unwrap()).unwrap();
+            let again = encode(policy, &read(text, policy).unwrap(), false).unwrap();
             assert_eq!(String::from_utf8(again).unwrap(), text);
         }
         let assignments = read(&with_pods(), "static").unwrap();
-        assert_eq!(assignments.exclusive("u1", "a"), Some(&cpus("3-4")));
+        assert_eq!(assignments.container("u1", "a"), Some(&cpus("3-4")));
         assert_eq!(assignments.shared, cpus("0,2-7"));
     }
 
     #[test]
     fn a_file_with_ids_of_containers_is_read() {
         let assignments = read(BY_ID, "static").unwrap();
-        assert_eq!(assignments.exclusive("pod", "main"), Some(&cpus("1")));
+        assert_eq!(assignments.container("pod", "main"), Some(&cpus("1")));
         let unknown = decode(BY_ID.as_bytes(), "static", |_| None).unwrap_err().to_string();
         assert_eq!(unknown, "containerID 'u1' not found in initial containers list");
+    }
+
+    // The checksum was computed with the kubelet's library.
+    const OF_1_36_WITH_PODS: &str = r#"{"policyName":"static","defaultCpuSet":"1-2","entries":{"pod1":{"container1":"5-6","container2":"3-4"}},"podEntries":{"pod2":{"cpuSet":"7-9"}},"checksum":2284712151}"#;
+
+    #[test]
+    fn a_file_of_kubelet_1_36_with_pods_becomes_one_of_1_37() {
+        let assignments = read(OF_1_36_WITH_PODS, "static").unwrap();
+        assert_eq!(assignments.pod("pod2"), Some(&cpus("7-9")));
+        assert_eq!(assignments.container("pod1", "container2"), Some(&cpus("3-4")));
+        let changed = read(&OF_1_36_WITH_PODS.replace("7-9", "7-8"), "static");
+        assert!(matches!(changed, Err(CpuCheckpointError::Checksum { .. })), "{changed:?}");
+
+        let text = String::from_utf8(encode("static", &assignments, true).unwrap()).unwrap();
+        let (before, _) = OF_1_36_WITH_PODS.split_once("\"checksum\"").unwrap();
+        let data = format!("{}}}", before.strip_suffix(',').unwrap()).replace('"', "\\\"");
+        let checksum = GoHash::of_string(&data.replace('\\', ""));
+        let tail = format!("\"checksum\":0,\"data\":\"{data}\",\"dataChecksum\":{checksum}}}");
+        assert_eq!(text, format!("{before}{tail}"));
+        assert_eq!(read(&text, "static").unwrap(), assignments);
+        // The text counts, and is checked.
+        let changed = read(&text.replace("\\\"7-9", "\\\"7-8"), "static");
+        assert!(matches!(changed, Err(CpuCheckpointError::Checksum { .. })), "{changed:?}");
+        assert_eq!(read(&text.replacen("7-9", "7-8", 1), "static").unwrap(), assignments);
+        // Without the gate, the CPUs of whole pods are left out.
+        let plain = String::from_utf8(encode("static", &assignments, false).unwrap()).unwrap();
+        assert_eq!(read(&plain, "static").unwrap().pods().count(), 0);
     }
 
     #[test]
@@ -221,12 +346,13 @@ mod tests {
         #[test]
         fn what_is_written_is_read(
             entries in prop::collection::vec(("[a-z]{1,3}", "[a-z-]{1,2}", 0_u32..99), 0..8),
+            has_pods: bool,
         ) {
             let mut assignments = CpuAssignments::new(cpus("0-99"));
             for (pod, container, cpu) in entries {
                 assignments.assign(&pod, &container, cpus(&cpu.to_string()));
             }
-            let text = String::from_utf8(encode("static", &assignments).unwrap()).unwrap();
+            let text = String::from_utf8(encode("static", &assignments, has_pods).unwrap()).unwrap();
             prop_assert_eq!(read(&text, "static").unwrap(), assignments);
         }
     }

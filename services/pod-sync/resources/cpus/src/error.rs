@@ -1,8 +1,32 @@
 //! Reasons why a container gets no CPUs, or why the policy cannot be used.
 
+use pod_sync_decisions::status::KillCause;
 use pod_sync_machine::{CpuId, CpuSet};
 
 use crate::options::CpuOptionError;
+
+/// A container of a pod that has CPUs as a whole would have none of them. The texts are the kubelet's (`validatePodScopeResources`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum EmptyPodPool {
+    /// An init container requests more CPUs than the sidecars before it leave.
+    #[error(
+        "pod rejected, largest exclusive init container requests {requested} cpus, but only {available} available"
+    )]
+    InitContainer {
+        /// Number of CPUs of the request.
+        requested: usize,
+        /// Number of CPUs that are left.
+        available: usize,
+    },
+    /// The sidecars before an init container leave none.
+    #[error("pod rejected, pod has shared init containers but no cpus available for them")]
+    SharedInitContainer,
+    /// The containers with exclusive CPUs leave none.
+    #[error(
+        "pod rejected, sum of exclusive container cpu requests equals pod budget, leaving no cpus for shared containers"
+    )]
+    SharedContainer,
+}
 
 /// A container does not get exclusive CPUs. The texts are the kubelet's, since they become the message of a rejected pod.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -38,15 +62,19 @@ pub enum AllocateError {
         /// Number of such CPUs.
         available: usize,
     },
+    /// A container of the pod would have no CPU.
+    #[error(transparent)]
+    EmptyPodPool(#[from] EmptyPodPool),
 }
 
 impl AllocateError {
-    /// Returns the reason of the pod's rejection (`pkg/kubelet/cm/admission: GetPodAdmitResult`).
+    /// Returns the cause of the pod's rejection (`pkg/kubelet/cm/admission: GetPodAdmitResult`).
     #[must_use]
-    pub fn reason(&self) -> &'static str {
+    pub fn cause(&self) -> KillCause {
         match self {
-            Self::NotEnough { .. } | Self::Failed => "UnexpectedAdmissionError",
-            Self::NotWholeCores { .. } | Self::TooFewCores { .. } => "SMTAlignmentError",
+            Self::NotEnough { .. } | Self::Failed => KillCause::UnexpectedAdmission,
+            Self::NotWholeCores { .. } | Self::TooFewCores { .. } => KillCause::SmtAlignment,
+            Self::EmptyPodPool(_) => KillCause::EmptyPodSharedPool,
         }
     }
 
@@ -57,7 +85,7 @@ impl AllocateError {
             Self::NotEnough { .. } | Self::Failed => {
                 format!("Allocate failed due to {self}, which is unexpected")
             }
-            Self::NotWholeCores { .. } | Self::TooFewCores { .. } => self.to_string(),
+            Self::NotWholeCores { .. } | Self::TooFewCores { .. } | Self::EmptyPodPool(_) => self.to_string(),
         }
     }
 }

@@ -24,7 +24,7 @@ mod take;
 mod test_machines;
 
 pub use crate::assignments::CpuAssignments;
-pub use crate::error::{AllocateError, InvalidCpuState, PolicyError};
+pub use crate::error::{AllocateError, EmptyPodPool, InvalidCpuState, PolicyError};
 pub use crate::manager::{ContainerCpus, CpuManager, CpuUpdate};
 pub use crate::options::{CpuGates, CpuOptionError, CpuOptions};
 pub use crate::policy::StaticPolicy;

@@ -1,7 +1,7 @@
 //! The assignments of a running node.
 
 use pod_sync_machine::{CpuSet, NumaNodes};
-use pod_sync_topology::{ContainerKind, Hints, RequestScope};
+use pod_sync_topology::{ContainerKind, Hints, PodLevel, RequestScope};
 
 use crate::assignments::CpuAssignments;
 use crate::error::{AllocateError, InvalidCpuState};
@@ -13,6 +13,8 @@ use crate::requests::{CpuRequest, PodCpuRequests};
 pub enum ContainerCpus {
     /// CPUs that no other container may use. The container has no CPU quota, which would only throttle it.
     Exclusive(CpuSet),
+    /// CPUs that other containers of the pod may use, too, and no other pod.
+    PodShared(CpuSet),
     /// The CPUs that all other containers share.
     Shared(CpuSet),
 }
@@ -22,7 +24,7 @@ impl ContainerCpus {
     #[must_use]
     pub fn cpus(&self) -> &CpuSet {
         match self {
-            Self::Exclusive(cpus) | Self::Shared(cpus) => cpus,
+            Self::Exclusive(cpus) | Self::PodShared(cpus) | Self::Shared(cpus) => cpus,
         }
     }
 }
@@ -59,12 +61,24 @@ pub struct CpuManager {
 }
 
 impl CpuManager {
-    /// Returns a manager that continues with the assignments of the state file, which may be empty.
+    /// Returns a manager that continues with the assignments of the state file, which may be empty. Those of whole pods end if `level` has
+    /// none, or if no container is left.
     ///
     /// # Errors
     /// The assignments do not fit the machine or the reservation.
-    pub fn new(policy: StaticPolicy, restored: CpuAssignments) -> Result<Self, InvalidCpuState> {
-        let assignments = policy.start(restored)?;
+    pub fn new(
+        policy: StaticPolicy,
+        restored: CpuAssignments,
+        level: PodLevel,
+    ) -> Result<Self, InvalidCpuState> {
+        let mut assignments = policy.start(restored)?;
+        let has_container = |pod: &str| assignments.containers().any(|(owner, ..)| owner == pod);
+        let pods = assignments.pods().map(|(pod, _)| pod);
+        let ended = pods.filter(|pod| level == PodLevel::Unmanaged || !has_container(pod));
+        let ended: Vec<String> = ended.map(str::to_owned).collect();
+        for pod in &ended {
+            assignments.release_pod(pod);
+        }
         Ok(Self { policy, assignments, reusable: None })
     }
 
@@ -83,7 +97,10 @@ impl CpuManager {
     /// Returns the CPUs of a container.
     #[must_use]
     pub fn cpus(&self, pod: &str, container: &str) -> ContainerCpus {
-        match self.assignments.exclusive(pod, container) {
+        match self.assignments.container(pod, container) {
+            Some(cpus) if self.assignments.is_pod_shared(pod, container) => {
+                ContainerCpus::PodShared(cpus.clone())
+            }
             Some(cpus) => ContainerCpus::Exclusive(cpus.clone()),
             None => ContainerCpus::Shared(self.assignments.shared.clone()),
         }
@@ -93,6 +110,9 @@ impl CpuManager {
     /// these are the same again; there are none if the request has changed.
     #[must_use]
     pub fn hints(&self, requests: &PodCpuRequests, scope: RequestScope<'_>) -> Hints {
+        if let (Some(budget), RequestScope::Pod) = (requests.budget, scope) {
+            return self.pod_hints(requests, budget);
+        }
         let in_scope = |request: &&CpuRequest| match scope {
             RequestScope::Container(name) => request.container == name,
             RequestScope::Pod => true,
@@ -106,7 +126,7 @@ impl CpuManager {
         }
         let mut held = CpuSet::new();
         for request in requests.containers.iter().filter(in_scope) {
-            if let Some(cpus) = self.assignments.exclusive(&requests.pod, &request.container) {
+            if let Some(cpus) = self.assignments.container(&requests.pod, &request.container) {
                 if cpus.len() != request.count {
                     return Hints::OneOf(Vec::new());
                 }
@@ -119,6 +139,61 @@ impl CpuManager {
         let available = self.policy.available(&self.assignments);
         let reusable = self.reusable(&requests.pod).union(&held);
         Hints::OneOf(self.policy.hints_for(&available, &reusable, count))
+    }
+
+    /// Returns the NUMA nodes for the CPUs of a pod as a whole. Unlike the kubelet, this counts the CPUs that the pod has, not those of each
+    /// container: those of containers that share some differ from their requests.
+    fn pod_hints(&self, requests: &PodCpuRequests, budget: usize) -> Hints {
+        if requests.check_pool(budget).is_err() {
+            return Hints::OneOf(Vec::new());
+        }
+        let none = CpuSet::new();
+        let hints = match self.assignments.pod(&requests.pod) {
+            Some(held) if held.len() == budget => self.policy.hints_for(held, &none, budget),
+            Some(_) => Vec::new(),
+            None => self.policy.hints_for(&self.policy.available(&self.assignments), &none, budget),
+        };
+        Hints::OneOf(hints)
+    }
+
+    /// Gives a pod its CPUs as a whole, and its containers parts of them (`AllocatePod`). A pod that has CPUs keeps them, and so do its
+    /// containers if each has some.
+    ///
+    /// # Errors
+    /// Too few CPUs are free, the request does not fit `full-pcpus-only`, or a container would have none. No assignment has changed.
+    pub fn allocate_pod(
+        &mut self,
+        requests: &PodCpuRequests,
+        nodes: Option<NumaNodes>,
+    ) -> Result<(), AllocateError> {
+        let Some(budget) = requests.budget else { return Ok(()) };
+        requests.check_pool(budget)?;
+        let pod = requests.pod.as_str();
+        let has_part = |request: &CpuRequest| self.assignments.container(pod, &request.container).is_some();
+        let held = self.assignments.pod(pod).cloned();
+        if held.is_none() || !requests.containers.iter().all(has_part) {
+            let mut next = self.assignments.clone();
+            let cpus = match held {
+                Some(held) => held,
+                None => {
+                    // With another scope, its containers had some on their own.
+                    requests.containers.iter().for_each(|request| next.release(pod, &request.container));
+                    self.policy.allocate(&next, budget, nodes, &CpuSet::new())?
+                }
+            };
+            let parts = self.policy.divide(requests, &cpus)?;
+            next.assign_pod(pod, cpus, parts);
+            self.assignments = next;
+        }
+        self.recognize(requests);
+        Ok(())
+    }
+
+    /// Takes over which containers have exclusive CPUs, for a pod that has CPUs as a whole: the state file does not have it.
+    pub fn recognize(&mut self, requests: &PodCpuRequests) {
+        let exclusive = requests.containers.iter().filter(|request| request.count > 0);
+        let exclusive = exclusive.map(|request| request.container.clone()).collect();
+        self.assignments.set_exclusive(&requests.pod, exclusive);
     }
 
     /// Gives a container its exclusive CPUs, on the NUMA nodes that the topology manager selected if it did. A container that has CPUs
@@ -141,7 +216,7 @@ impl CpuManager {
         };
         let pod = requests.pod.as_str();
         let reusable = self.reusable(pod);
-        let cpus = match self.assignments.exclusive(pod, container) {
+        let cpus = match self.assignments.container(pod, container) {
             Some(held) => held.clone(),
             None => {
                 let cpus = self.policy.allocate(&self.assignments, request.count, nodes, &reusable)?;
@@ -167,7 +242,7 @@ impl CpuManager {
     /// Ends the assignments of all containers that are not active (`removeStaleState`). Containers of a pod that is being admitted are
     /// active.
     pub fn retain(&mut self, is_active: impl Fn(&str, &str) -> bool) {
-        let stale = self.assignments.all_exclusive().filter(|(pod, container, _)| !is_active(pod, container));
+        let stale = self.assignments.containers().filter(|(pod, container, _)| !is_active(pod, container));
         let stale: Vec<_> = stale.map(|(pod, container, _)| (pod.to_owned(), container.to_owned())).collect();
         for (pod, container) in stale {
             self.release(&pod, &container);
@@ -191,7 +266,7 @@ impl CpuManager {
     fn in_use(&self, requests: &PodCpuRequests) -> CpuSet {
         let running = requests.containers.iter().filter(|request| request.kind != ContainerKind::Init);
         let held =
-            running.filter_map(|request| self.assignments.exclusive(&requests.pod, &request.container));
+            running.filter_map(|request| self.assignments.container(&requests.pod, &request.container));
         held.fold(CpuSet::new(), |in_use, cpus| in_use.union(cpus))
     }
 
@@ -201,5 +276,7 @@ impl CpuManager {
     }
 }
 
+#[cfg(test)]
+mod pod_tests;
 #[cfg(test)]
 mod tests;

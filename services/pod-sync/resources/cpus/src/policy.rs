@@ -1,15 +1,17 @@
 //! The policy `static`: which CPUs a request gets.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 
 use pod_sync_machine::{CpuSet, CpuTopology, NumaNodes};
-use pod_sync_topology::PolicyName;
+use pod_sync_topology::{ContainerKind, PolicyName};
 
 use crate::accumulator::CpuOrder;
 use crate::assignments::CpuAssignments;
 use crate::distribute::{Distribution, take_distributed};
 use crate::error::{AllocateError, InvalidCpuState, PolicyError};
 use crate::options::CpuOptions;
+use crate::requests::PodCpuRequests;
 use crate::take::take_packed;
 
 /// The CPUs that are never exclusive.
@@ -107,7 +109,7 @@ impl StaticPolicy {
         let all = if strict { self.allocatable() } else { self.topology.cpus() };
         let shared = &restored.shared;
         if shared.is_empty() {
-            let has_assignments = restored.all_exclusive().next().is_some();
+            let has_assignments = restored.containers().next().is_some() || restored.pods().next().is_some();
             let first = CpuAssignments::new(all);
             return if has_assignments { Err(InvalidCpuState::NothingShared) } else { Ok(first) };
         }
@@ -119,7 +121,8 @@ impl StaticPolicy {
             return Err(InvalidCpuState::ReservedMissing(self.reserved.clone(), shared.clone()));
         }
         let mut known = shared.clone();
-        for (pod, container, cpus) in restored.all_exclusive() {
+        let pods = restored.pods().map(|(pod, cpus)| (pod, "", cpus));
+        for (pod, container, cpus) in restored.containers().chain(pods) {
             if !cpus.is_disjoint(shared) {
                 let (pod, container) = (pod.to_owned(), container.to_owned());
                 let (cpus, shared) = (cpus.clone(), shared.clone());
@@ -152,6 +155,45 @@ impl StaticPolicy {
         let missing = count.saturating_sub(selected.len());
         let others = self.select(&free.difference(&selected), missing, 0)?;
         Ok(selected.union(&others))
+    }
+
+    /// Divides the CPUs that a pod has as a whole (`AllocatePod`). Containers with a request get CPUs that none runs on beside them.
+    /// Other init containers get what the sidecars before them leave, all others get what is left in the end.
+    ///
+    /// # Errors
+    /// The requests exceed the CPUs.
+    pub(crate) fn divide(
+        &self,
+        requests: &PodCpuRequests,
+        cpus: &CpuSet,
+    ) -> Result<BTreeMap<String, CpuSet>, AllocateError> {
+        let mut parts = BTreeMap::new();
+        let mut pool = cpus.clone();
+        for request in &requests.containers {
+            let part = match (request.kind, request.count) {
+                (ContainerKind::Init, 0) => pool.clone(),
+                (ContainerKind::Sidecar | ContainerKind::Regular, 0) => continue,
+                (ContainerKind::Init, count) => self.select(&pool, count, 0)?,
+                (ContainerKind::Sidecar | ContainerKind::Regular, count) => {
+                    let own = self.select(&pool, count, 0)?;
+                    pool = pool.difference(&own);
+                    own
+                }
+            };
+            parts.insert(request.container.clone(), part);
+        }
+        for request in &requests.containers {
+            parts.entry(request.container.clone()).or_insert_with(|| pool.clone());
+        }
+        Ok(parts)
+    }
+
+    /// Returns whether CPUs have one last-level cache (`isAlignedAtUncoreCache`).
+    #[must_use]
+    pub fn shares_cache(&self, cpus: &CpuSet) -> bool {
+        let places = self.topology.places();
+        let caches: BTreeSet<_> = cpus.iter().map(|cpu| places.get(&cpu).map(|place| place.cache)).collect();
+        caches.len() <= 1
     }
 
     fn check_whole_cores(&self, assignments: &CpuAssignments, requested: usize) -> Result<(), AllocateError> {

@@ -1,5 +1,8 @@
 //! The registered plugins, their tasks, and the devices of pods.
 
+mod allocate;
+mod registrations;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -12,41 +15,28 @@ use pod_sync_clients::WorkerWakeups;
 use pod_sync_decisions::device_status::PodDeviceHealth;
 use pod_sync_layout::ExtendedResources;
 use pod_sync_machine::NumaNodes;
-use pod_sync_plugins::call::CallError;
-use pod_sync_records::StateFile;
+use pod_sync_records::{StateFile, StateWriter};
 use pod_sync_topology::{Hints, RequestScope, TopologyAffinityError};
-use prost::Message as _;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::{error_chain, failpoint, task};
+use quintlet_kit::{failpoint, task};
 use quintlet_model::ids::PodUid;
-use quintlet_plugin_api::device_plugin::ListAndWatchResponse;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::checkpoint::{CHECKPOINT, decode, encode};
-use crate::device::{Device, DeviceId, DeviceIds};
 use crate::error::DeviceError;
-use crate::inventory::{
-    DeviceDecision, DeviceInventory, DeviceRequest, PreStartNeed, RegistrationNumber, Reservation,
-};
+use crate::inventory::DeviceInventory;
 use crate::metrics::DeviceMetrics;
 use crate::names::PluginRefusal;
 use crate::options::DeviceOptions;
-use crate::plugin::{CallEnd, ConnectedPlugin, DevicePlugin};
-use crate::requests::{ContainerRequest, may_need_devices, requests, resource_names};
-use crate::select::Preference;
+use crate::plugin::{ConnectedPlugin, DevicePlugin};
+use crate::requests::{may_need_devices, requests, resource_names};
 use crate::sockets::remove_sockets;
 
 /// Largest number of resources with a plugin. Each has a task and a connection.
 const MOST_RESOURCES: usize = 256;
-/// Longest ID of a device in bytes. The API says 63; an ID goes into the checkpoint and into each call.
-const LONGEST_ID: usize = 1024;
-/// Largest number of devices of a resource. Plugins that share memory list one device per MiB.
-const MOST_DEVICES: usize = 1 << 17;
 /// Mode of the directory: only root and its group may enter.
 const DIR_MODE: u32 = 0o750;
-/// Value of `health` of a healthy device.
-const HEALTHY: &str = "Healthy";
 /// Interval between two checks for plugins that stayed away, if no end of a grace period is known.
 const EXPIRY_CHECK: Duration = Duration::from_secs(3600);
 
@@ -93,7 +83,7 @@ struct Shared {
     stop: CancellationToken,
     state: Mutex<ManagerState>,
     capacity: watch::Sender<ExtendedResources>,
-    file: tokio::sync::Mutex<Arc<Mutex<StateFile>>>,
+    file: StateWriter<StateFile>,
     // A plugin has stopped, so that another grace period may end first.
     stopped: Notify,
     metrics: DeviceMetrics,
@@ -109,57 +99,8 @@ struct ManagerState {
     waiting: BTreeSet<PodUid>,
 }
 
-/// Devices that are reserved until they are given to a container. Dropping frees them.
-struct Reserved<'a> {
-    shared: &'a Shared,
-    reservation: Option<Reservation>,
-}
-
-impl Reserved<'_> {
-    fn commit(mut self, uid: &PodUid, container: &str, response: Vec<u8>) {
-        if let Some(reservation) = self.reservation.take() {
-            self.shared.state.lock().inventory.commit(reservation, uid.as_str(), container, response);
-        }
-    }
-}
-
-impl Drop for Reserved<'_> {
-    fn drop(&mut self) {
-        if let Some(reservation) = self.reservation.take() {
-            self.shared.state.lock().inventory.cancel(reservation);
-        }
-    }
-}
-
 /// Returns the NUMA nodes for the devices of a container; none if any nodes will do.
 pub type Alignment<'a> = &'a (dyn Fn(&str) -> Result<Option<NumaNodes>, TopologyAffinityError> + Send + Sync);
-
-/// The allocation of the devices of one container.
-#[derive(Clone, Copy)]
-struct ContainerAllocation<'a> {
-    uid: &'a PodUid,
-    all: &'a [ContainerRequest],
-    request: &'a ContainerRequest,
-    // The pod was admitted.
-    is_admitted: bool,
-    nodes: Option<NumaNodes>,
-}
-
-/// The next call for a request.
-enum NextCall<'a> {
-    None,
-    Wait(Duration),
-    Prefer(Arc<DevicePlugin>, crate::select::PreferenceQuery),
-    Allocate(Arc<DevicePlugin>, DeviceIds, Reserved<'a>),
-}
-
-/// The end of the allocation for one container and resource.
-enum AllocationEnd {
-    // True if the container has new devices.
-    Held(bool),
-    Waits(Duration),
-    Cancelled,
-}
 
 impl Devices {
     // Blocks: there is no pod before the start.
@@ -182,7 +123,7 @@ impl Devices {
             stop,
             state: Mutex::new(state),
             capacity,
-            file: tokio::sync::Mutex::new(Arc::new(Mutex::new(file))),
+            file: StateWriter::new("devices", file),
             stopped: Notify::new(),
             metrics: DeviceMetrics::default(),
         };
@@ -411,187 +352,6 @@ impl Devices {
     pub async fn write_checkpoint(&self) {
         self.shared.persist_or_log().await;
     }
-
-    // Returns the first resource of a pod whose plugin is away. The pod is woken when that changes.
-    fn awaits_plugin(&self, uid: &PodUid, pod: &Pod) -> Option<(String, Duration)> {
-        let now = self.shared.clock.boot();
-        let mut state = self.shared.state.lock();
-        let awaited = resource_names(pod)
-            .into_iter()
-            .find_map(|resource| Some((state.inventory.awaited(&resource, now)?, resource)));
-        let (until, resource) = awaited?;
-        state.waiting.insert(uid.clone());
-        Some((resource, until))
-    }
-
-    // Allocates for all containers of a pod that is admitted, or for one container of a pod that was admitted.
-    async fn allocate_all(
-        &self,
-        uid: &PodUid,
-        pod: &Pod,
-        alignment: Option<Alignment<'_>>,
-        only: Option<&str>,
-        cancel: &CancellationToken,
-    ) -> Result<DeviceAdmission, DeviceError> {
-        let all = requests(pod);
-        let is_admitted = only.is_some();
-        let mut is_changed = false;
-        let mut end = Ok(DeviceAdmission::Admitted);
-        'containers: for request in all.iter().filter(|r| only.is_none_or(|only| r.name == only)) {
-            let container = ContainerAllocation { uid, all: &all, request, is_admitted, nodes: None };
-            let container = match alignment.filter(|_| !request.resources.is_empty()) {
-                None => container,
-                Some(nodes) => match nodes(&request.name) {
-                    Ok(nodes) => ContainerAllocation { nodes, ..container },
-                    Err(error) => {
-                        end = Err(error.into());
-                        break 'containers;
-                    }
-                },
-            };
-            for (resource, required) in &request.resources {
-                match self.allocate(container, resource, *required, cancel).await {
-                    Ok(AllocationEnd::Held(is_new)) => is_changed |= is_new,
-                    Ok(AllocationEnd::Waits(until)) => {
-                        end = Ok(DeviceAdmission::Waiting { resource: resource.clone(), until });
-                        break 'containers;
-                    }
-                    Ok(AllocationEnd::Cancelled) => {
-                        end = Ok(DeviceAdmission::Cancelled);
-                        break 'containers;
-                    }
-                    Err(error) => {
-                        end = Err(error);
-                        break 'containers;
-                    }
-                }
-            }
-        }
-        if is_changed {
-            self.shared.persist().await.map_err(|error| DeviceError::Checkpoint(error.to_string()))?;
-        }
-        end
-    }
-
-    async fn allocate(
-        &self,
-        container: ContainerAllocation<'_>,
-        resource: &str,
-        required: usize,
-        cancel: &CancellationToken,
-    ) -> Result<AllocationEnd, DeviceError> {
-        let mut preferred: Option<DeviceIds> = None;
-        let (uid, name) = (container.uid, container.request.name.as_str());
-        loop {
-            let next = self.next_call(container, resource, required, preferred.as_ref())?;
-            match next {
-                NextCall::None => return Ok(AllocationEnd::Held(false)),
-                NextCall::Wait(until) => return Ok(AllocationEnd::Waits(until)),
-                NextCall::Prefer(plugin, query) => match plugin.prefer(query, cancel).await {
-                    CallEnd::Answered(ids) => preferred = Some(ids),
-                    CallEnd::Failed(error) => {
-                        return Err(self.shared.call_failed(resource, error, DeviceError::Preference));
-                    }
-                    CallEnd::PluginEnded => {}
-                    CallEnd::Cancelled => return Ok(AllocationEnd::Cancelled),
-                },
-                NextCall::Allocate(plugin, ids, reserved) => {
-                    let began = self.shared.clock.boot();
-                    let answer = plugin.allocate(&ids, cancel).await;
-                    let took = self.shared.clock.boot().saturating_sub(began);
-                    self.shared.metrics.allocated(resource, took);
-                    match answer {
-                        CallEnd::Answered(Some(response)) => {
-                            reserved.commit(uid, name, response.encode_to_vec());
-                            return Ok(AllocationEnd::Held(true));
-                        }
-                        CallEnd::Answered(None) => {
-                            return Err(DeviceError::NoResponse(resource.to_owned()));
-                        }
-                        CallEnd::Failed(error) => {
-                            return Err(self.shared.call_failed(resource, error, DeviceError::Allocate));
-                        }
-                        // The plugin may register again: the pod waits, or gets devices of the next registration.
-                        CallEnd::PluginEnded => {}
-                        CallEnd::Cancelled => return Ok(AllocationEnd::Cancelled),
-                    }
-                }
-            }
-        }
-    }
-
-    // Decides, and reserves the devices in the same moment.
-    fn next_call(
-        &self,
-        allocation: ContainerAllocation<'_>,
-        resource: &str,
-        required: usize,
-        preferred: Option<&DeviceIds>,
-    ) -> Result<NextCall<'_>, DeviceError> {
-        let mut state = self.shared.state.lock();
-        let state = &mut *state;
-        let ContainerAllocation { uid, all, request, is_admitted, nodes } = allocation;
-        let (pod, container) = (uid.as_str(), request.name.as_str());
-        let reusable = state.inventory.held().reusable(pod, all, container, resource);
-        let request =
-            DeviceRequest { pod, container, resource, required, reusable: &reusable, is_admitted, nodes };
-        let preference = preferred.map_or(Preference::Open, Preference::Known);
-        let decision = state.inventory.decide(&request, preference, self.shared.clock.boot())?;
-        let plugin = |number| {
-            let plugin = state.plugins.get(resource).filter(|plugin| plugin.number == number);
-            plugin.map(Arc::clone).ok_or_else(|| DeviceError::Stopped(resource.to_owned()))
-        };
-        match decision {
-            DeviceDecision::Nothing => Ok(NextCall::None),
-            DeviceDecision::Wait { until } => {
-                state.waiting.insert(uid.clone());
-                Ok(NextCall::Wait(until))
-            }
-            DeviceDecision::Query(number, query) => Ok(NextCall::Prefer(plugin(number)?, query)),
-            DeviceDecision::Allocate(number, ids) => {
-                let plugin = plugin(number)?;
-                let reservation = Some(state.inventory.reserve(resource, ids.clone()));
-                Ok(NextCall::Allocate(plugin, ids, Reserved { shared: &self.shared, reservation }))
-            }
-        }
-    }
-
-    async fn pre_start(
-        &self,
-        uid: &PodUid,
-        container: &str,
-        resource: &str,
-        cancel: &CancellationToken,
-    ) -> Result<(), DeviceError> {
-        let (plugin, ids) = {
-            let state = self.shared.state.lock();
-            let stopped = || DeviceError::Stopped(resource.to_owned());
-            match state.inventory.pre_start(resource) {
-                PreStartNeed::None => return Ok(()),
-                PreStartNeed::PluginAway => return Err(DeviceError::PreStart(stopped().to_string())),
-                PreStartNeed::Call => {}
-            }
-            let held = state.inventory.held().held(uid.as_str(), container, resource);
-            let ids = held.ok_or_else(|| DeviceError::NotHeld {
-                pod: uid.to_string(),
-                container: container.to_owned(),
-                resource: resource.to_owned(),
-            })?;
-            let plugin = state.plugins.get(resource).map(Arc::clone);
-            (plugin.ok_or_else(stopped)?, ids)
-        };
-        match plugin.pre_start(&ids, cancel).await {
-            CallEnd::Answered(()) => Ok(()),
-            CallEnd::Failed(error) => {
-                let failed = |error: CallError| DeviceError::PreStart(error.to_string());
-                Err(self.shared.call_failed(resource, error, failed))
-            }
-            CallEnd::PluginEnded => {
-                Err(DeviceError::PreStart(DeviceError::Stopped(resource.to_owned()).to_string()))
-            }
-            CallEnd::Cancelled => Err(DeviceError::PreStart("the pod is ending".to_owned())),
-        }
-    }
 }
 
 /// The plugin of a resource, for views.
@@ -604,155 +364,20 @@ pub struct PluginView {
 }
 
 impl Shared {
-    // Follows the lists of a plugin until its registration ends.
-    async fn follow(&self, resource: &str, plugin: &DevicePlugin) {
-        let lists = async {
-            let mut lists = plugin.lists().await?;
-            while let Some(list) = lists.message().await.map_err(CallError::from)? {
-                if !self.listed(resource, plugin.number, list) {
-                    break;
-                }
-                self.persist_or_log().await;
-            }
-            Ok::<(), CallError>(())
-        };
-        // A list that is dropped belongs to a registration that has ended.
-        let end = tokio::select! {
-            end = lists => end,
-            () = plugin.ended.cancelled() => Ok(()),
-        };
-        let error = end.err().map(|error| format!("ListAndWatch ended: {error}"));
-        self.ended(resource, plugin.number, error);
-    }
-
-    // Takes over a list. Returns false if the registration is no longer the current one.
-    fn listed(&self, resource: &str, number: RegistrationNumber, list: ListAndWatchResponse) -> bool {
-        let (devices, problem) = usable_devices(list);
-        let (all, healthy) = (devices.len(), devices.values().filter(|device| device.is_healthy).count());
-        let Some(pods) = self.state.lock().inventory.list(resource, number, devices) else { return false };
-        tracing::info!(resource, devices = all, healthy, "device plugin listed its devices");
-        if let Some(problem) = problem {
-            self.failed(resource, &problem);
-        }
-        self.changed();
-        self.wake(pods);
-        true
-    }
-
-    // Ends a registration, if it is the current one.
-    fn ended(&self, resource: &str, number: RegistrationNumber, error: Option<String>) {
-        {
-            let mut state = self.state.lock();
-            if !state.inventory.stop(resource, number, self.clock.boot()) {
-                return;
-            }
-            if let Some(plugin) = state.plugins.remove(resource) {
-                plugin.ended.cancel();
-            }
-        }
-        if self.stop.is_cancelled() {
-            return;
-        }
-        tracing::warn!(resource, error, "device plugin has stopped");
-        if let Some(error) = error {
-            self.set_error(resource, error);
-        }
-        self.stopped.notify_one();
-        self.changed();
-    }
-
-    // Publishes the capacity, and wakes the pods that wait.
-    fn changed(&self) {
-        let (capacity, waiting) = {
-            let mut state = self.state.lock();
-            (state.inventory.capacity(), std::mem::take(&mut state.waiting))
-        };
-        self.capacity.send_if_modified(|current| {
-            let is_changed = *current != capacity;
-            *current = capacity;
-            is_changed
-        });
-        for uid in waiting {
-            self.wakeups.wake(&uid);
-        }
-    }
-
-    // Wakes the pods that hold devices.
-    fn wake_holders(&self) {
-        let holders: Vec<String> = self.state.lock().inventory.held().pods().map(str::to_owned).collect();
-        self.wake(holders);
-    }
-
-    fn wake(&self, pods: impl IntoIterator<Item = String>) {
-        for uid in pods.into_iter().filter_map(|pod| PodUid::parse(&pod).ok()) {
-            self.wakeups.wake(&uid);
-        }
-    }
-
-    fn failed(&self, resource: &str, error: &str) {
-        tracing::warn!(resource, error, "device plugin failed");
-        self.set_error(resource, error.to_owned());
-    }
-
-    fn set_error(&self, resource: &str, error: String) {
-        let mut state = self.state.lock();
-        if state.errors.contains_key(resource) || state.errors.len() < MOST_RESOURCES {
-            state.errors.insert(resource.to_owned(), error);
-        }
-    }
-
-    fn call_failed(
-        &self,
-        resource: &str,
-        error: CallError,
-        reason: impl FnOnce(CallError) -> DeviceError,
-    ) -> DeviceError {
-        self.failed(resource, &error.to_string());
-        reason(error)
-    }
-
     /// Writes the checkpoint, if it has changed.
     async fn persist(&self) -> std::io::Result<()> {
-        // Held during the write: a later state is written later.
-        let file = self.file.lock().await;
-        let checkpoint = self.state.lock().inventory.checkpoint();
-        let file = Arc::clone(&file);
-        task::blocking(move || {
+        let checkpoint = || Ok(self.state.lock().inventory.checkpoint());
+        let written = self.file.write(checkpoint, |file, checkpoint| {
             let bytes = encode(&checkpoint).map_err(std::io::Error::other)?;
-            let mut file = file.lock();
             if file.has(&bytes) {
                 return Ok(());
             }
             failpoint::file!("device checkpoint written", || file.write(bytes))
-        })
-        .await
+        });
+        written.await
     }
 
     async fn persist_or_log(&self) {
-        if let Err(error) = self.persist().await {
-            tracing::error!(error = error_chain(&error), "failed to write device checkpoint");
-        }
+        self.file.log(self.persist().await);
     }
-}
-
-/// Returns the devices of a list that can be used, and the first problem. The last of two devices with one ID counts.
-fn usable_devices(list: ListAndWatchResponse) -> (BTreeMap<DeviceId, Device>, Option<String>) {
-    let mut devices = BTreeMap::new();
-    let mut problem = None;
-    for device in list.devices {
-        let length = device.id.len();
-        if length == 0 || length > LONGEST_ID {
-            problem.get_or_insert_with(|| format!("a device with an ID of {length} bytes is ignored"));
-            continue;
-        }
-        if devices.len() >= MOST_DEVICES {
-            problem.get_or_insert_with(|| format!("devices after the first {MOST_DEVICES} are ignored"));
-            break;
-        }
-        let nodes = device.topology.into_iter().flat_map(|topology| topology.nodes);
-        let is_healthy = device.health == HEALTHY;
-        let numa_nodes = nodes.map(|node| node.id).collect();
-        devices.insert(DeviceId::from(device.id), Device { is_healthy, numa_nodes });
-    }
-    (devices, problem)
 }

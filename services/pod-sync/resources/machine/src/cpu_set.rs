@@ -110,26 +110,8 @@ impl FromStr for CpuSet {
 
 impl fmt::Display for CpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_ranges(f, self.iter().map(CpuId::number))
+        self.iter().map(CpuId::number).collect::<CpuList>().fmt(f)
     }
-}
-
-/// Writes ascending numbers in the kernel's list format.
-pub(crate) fn write_ranges(f: &mut fmt::Formatter<'_>, numbers: impl Iterator<Item = u32>) -> fmt::Result {
-    let mut numbers = numbers.peekable();
-    let mut separator = "";
-    while let Some(first) = numbers.next() {
-        let mut last = first;
-        while let Some(next) = numbers.next_if_eq(&last.saturating_add(1)) {
-            last = next;
-        }
-        write!(f, "{separator}{first}")?;
-        if last > first {
-            write!(f, "-{last}")?;
-        }
-        separator = ",";
-    }
-    Ok(())
 }
 
 #[cfg(test)]

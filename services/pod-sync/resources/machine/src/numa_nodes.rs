@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::cpu_set::write_ranges;
+use quintlet_model::cpu_list::CpuList;
+
 use crate::ids::NumaNode;
 
 /// A set of NUMA nodes (`pkg/kubelet/cm/topologymanager/bitmask`). Its text form is the kernel's list format.
@@ -82,7 +83,7 @@ impl From<NumaNode> for NumaNodes {
 
 impl fmt::Display for NumaNodes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_ranges(f, self.iter().map(|node| u32::from(node.number())))
+        self.iter().map(|node| u32::from(node.number())).collect::<CpuList>().fmt(f)
     }
 }
 

@@ -49,12 +49,33 @@ pub enum MemoryCheckpointError {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct File {
+    #[serde(flatten)]
+    content: Content,
+    checksum: u64,
+    // Kubelet 1.37 writes the content a second time, as a text with a checksum of its own, which counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    data: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    data_checksum: Option<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Content {
     policy_name: String,
     // JSON has numbers as keys in quotes, and Go writes them in the order of their text.
     machine_state: BTreeMap<String, FileNode>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     entries: BTreeMap<String, BTreeMap<String, Vec<FileBlock>>>,
-    checksum: u64,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pod_entries: BTreeMap<String, PodEntry>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodEntry {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    memory_blocks: Vec<FileBlock>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -84,7 +105,8 @@ struct FileBlock {
     size: u64,
 }
 
-/// Returns the content of a state file.
+/// Returns the content of a state file. With `has_pods` it is that of kubelet 1.37, which earlier kubelets can read without the memory of
+/// whole pods, else that of earlier ones.
 ///
 /// # Errors
 /// Serialization failed, which strings and numbers do not cause.
@@ -92,8 +114,8 @@ pub fn encode(
     policy: &str,
     tables: &NodeTables,
     assignments: &MemoryAssignments,
+    has_pods: bool,
 ) -> Result<Vec<u8>, serde_json::Error> {
-    let numbers = |nodes: NumaNodes| nodes.iter().map(|node| u64::from(node.number())).collect();
     let table = |table: &MemoryTable| {
         let MemoryTable { total, system_reserved, allocatable, reserved, free } = *table;
         FileTable { total, system_reserved, allocatable, reserved, free }
@@ -106,18 +128,37 @@ pub fn encode(
     };
     let mut entries: BTreeMap<String, BTreeMap<String, Vec<FileBlock>>> = BTreeMap::new();
     for (pod, container, blocks) in assignments.all() {
-        let block = |block: &MemoryBlock| FileBlock {
-            numa_affinity: numbers(block.nodes),
-            kind: block.kind.to_string(),
-            size: block.bytes,
-        };
-        let blocks = blocks.iter().map(block).collect();
-        entries.entry(pod.to_owned()).or_default().insert(container.to_owned(), blocks);
+        entries.entry(pod.to_owned()).or_default().insert(container.to_owned(), file_blocks(blocks));
     }
     let machine_state = tables.0.iter().map(node).collect();
-    let mut file = File { policy_name: policy.to_owned(), machine_state, entries, checksum: 0 };
-    file.checksum = checksum(&file);
+    let content =
+        Content { policy_name: policy.to_owned(), machine_state, entries, pod_entries: BTreeMap::new() };
+    let checksum = checksum(&content, false);
+    let mut file = File { content, checksum, data: None, data_checksum: None };
+    if has_pods {
+        let pod = |(pod, blocks): (&str, &[MemoryBlock])| {
+            (pod.to_owned(), PodEntry { memory_blocks: file_blocks(blocks) })
+        };
+        file.content.pod_entries = assignments.pods().map(pod).collect();
+        let data = serde_json::to_string(&file.content)?;
+        file.content.pod_entries.clear();
+        file.data_checksum = Some(GoHash::of_string(&data));
+        file.data = Some(data);
+    }
     serde_json::to_vec(&file)
+}
+
+fn numbers(nodes: NumaNodes) -> Vec<u64> {
+    nodes.iter().map(|node| u64::from(node.number())).collect()
+}
+
+fn file_blocks(blocks: &[MemoryBlock]) -> Vec<FileBlock> {
+    let block = |block: &MemoryBlock| FileBlock {
+        numa_affinity: numbers(block.nodes),
+        kind: block.kind.to_string(),
+        size: block.bytes,
+    };
+    blocks.iter().map(block).collect()
 }
 
 /// Parses a state file.
@@ -126,28 +167,44 @@ pub fn encode(
 /// See [`MemoryCheckpointError`].
 pub fn decode(bytes: &[u8], policy: &str) -> Result<(NodeTables, MemoryAssignments), MemoryCheckpointError> {
     let file: File = serde_json::from_slice(bytes).map_err(MemoryCheckpointError::Unreadable)?;
-    let (found, expected) = (file.checksum, checksum(&file));
-    // Old kubelets wrote no checksum.
-    if found != 0 && found != expected {
-        return Err(MemoryCheckpointError::Checksum { found, expected });
-    }
-    if file.policy_name != policy {
-        let (configured, found) = (policy.to_owned(), file.policy_name);
+    let content = verified(file)?;
+    if content.policy_name != policy {
+        let (configured, found) = (policy.to_owned(), content.policy_name);
         return Err(MemoryCheckpointError::Policy { configured, found });
     }
     let mut tables = NodeTables::default();
-    for (number, node) in file.machine_state {
+    for (number, node) in content.machine_state {
         let parsed = number.parse().map_err(|_| MemoryCheckpointError::Node(number))?;
         tables.0.insert(numa_node(parsed)?, node_table(node)?);
     }
     let mut assignments = MemoryAssignments::default();
-    for (pod, containers) in file.entries {
+    for (pod, containers) in content.entries {
         for (container, blocks) in containers {
-            let blocks: Result<Vec<MemoryBlock>, _> = blocks.into_iter().map(memory_block).collect();
-            assignments.insert(&pod, &container, blocks?);
+            assignments.insert(&pod, &container, memory_blocks(blocks)?);
         }
     }
+    for (pod, entry) in content.pod_entries {
+        assignments.insert_pod(&pod, memory_blocks(entry.memory_blocks)?);
+    }
     Ok((tables, assignments))
+}
+
+/// Returns the content of a file whose checksum is right.
+fn verified(file: File) -> Result<Content, MemoryCheckpointError> {
+    if let Some(data) = file.data.filter(|data| !data.is_empty()) {
+        check(file.data_checksum.unwrap_or(0), &[GoHash::of_string(&data)])?;
+        return serde_json::from_str(&data).map_err(MemoryCheckpointError::Unreadable);
+    }
+    check(file.checksum, &[checksum(&file.content, false), checksum(&file.content, true)])?;
+    Ok(file.content)
+}
+
+fn check(found: u64, expected: &[u64]) -> Result<(), MemoryCheckpointError> {
+    // Old kubelets wrote no checksum.
+    if found == 0 || expected.contains(&found) {
+        return Ok(());
+    }
+    Err(MemoryCheckpointError::Checksum { found, expected: expected.first().copied().unwrap_or_default() })
 }
 
 fn numa_node(number: u64) -> Result<NumaNode, MemoryCheckpointError> {
@@ -171,17 +228,22 @@ fn node_table(node: FileNode) -> Result<NodeTable, MemoryCheckpointError> {
     Ok(NodeTable { assignments: node.number_of_assignments, group: numa_nodes(node.cells)?, kinds: kinds? })
 }
 
+fn memory_blocks(blocks: Vec<FileBlock>) -> Result<Vec<MemoryBlock>, MemoryCheckpointError> {
+    blocks.into_iter().map(memory_block).collect()
+}
+
 fn memory_block(block: FileBlock) -> Result<MemoryBlock, MemoryCheckpointError> {
     let nodes = numa_nodes(block.numa_affinity)?;
     Ok(MemoryBlock { nodes, kind: memory_kind(block.kind)?, bytes: block.size })
 }
 
-fn checksum(file: &File) -> u64 {
+/// Returns the checksum in the form of a kubelet with or without the memory of whole pods.
+fn checksum(content: &Content, has_pods: bool) -> u64 {
     // The writer never fails.
-    GoHash::of(|out| print(out, file)).unwrap_or(0)
+    GoHash::of(|out| print(out, content, has_pods)).unwrap_or(0)
 }
 
-fn print(out: &mut GoHash, file: &File) -> fmt::Result {
+fn print(out: &mut GoHash, file: &Content, has_pods: bool) -> fmt::Result {
     let policy = &file.policy_name;
     write!(
         out,
@@ -204,6 +266,14 @@ fn print(out: &mut GoHash, file: &File) -> fmt::Result {
         })?;
         out.write_char(']')
     })?;
+    if has_pods {
+        out.write_str("] PodEntries:(state.PodMemoryAssignments)map[")?;
+        out.separated(&file.pod_entries, |out, (pod, entry)| {
+            write!(out, "{pod}:{{MemoryBlocks:([]state.Block)[")?;
+            out.separated(&entry.memory_blocks, print_block)?;
+            out.write_str("]}")
+        })?;
+    }
     out.write_str("] Checksum:(checksum.Checksum)0}")
 }
 
@@ -248,9 +318,37 @@ mod tests {
     fn state_files_of_kubelets_are_read_and_written_again_byte_for_byte() {
         for (text, policy) in [(OF_KUBELET, "None"), (&with_pods(), "Static")] {
             let (tables, assignments) = decode(text.as_bytes(), policy).unwrap();
-            let again = encode(policy, &tables, &assignments).unwrap();
+            let again = encode(policy, &tables, &assignments, false).unwrap();
             assert_eq!(String::from_utf8(again).unwrap(), text);
         }
+    }
+
+    // The checksums were computed with the kubelet's library.
+    const OF_1_36_WITH_PODS: &str = r#"{"policyName":"static","machineState":{"0":{"numberOfAssignments":0,"memoryMap":{"memory":{"total":2048,"systemReserved":512,"allocatable":1536,"reserved":512,"free":1024}},"cells":[]}},"entries":{"pod":{"container1":[{"numaAffinity":[0],"type":"memory","size":512}]}},"podEntries":{"pod":{"memoryBlocks":[{"numaAffinity":[0],"type":"memory","size":512}]}},"checksum":1278640530}"#;
+
+    #[test]
+    fn a_file_of_kubelet_1_36_with_pods_becomes_one_of_1_37() {
+        let (tables, assignments) = decode(OF_1_36_WITH_PODS.as_bytes(), "static").unwrap();
+        assert_eq!(assignments.pod("pod"), assignments.container("pod", "container1"));
+        let (changed, _) = OF_1_36_WITH_PODS.rsplit_once("512").unwrap();
+        let changed = format!("{changed}513}}]}}}},\"checksum\":1278640530}}");
+        let changed = decode(changed.as_bytes(), "static");
+        assert!(matches!(changed, Err(MemoryCheckpointError::Checksum { .. })), "{changed:?}");
+
+        let text = String::from_utf8(encode("static", &tables, &assignments, true).unwrap()).unwrap();
+        let (data, _) = OF_1_36_WITH_PODS.rsplit_once(",\"checksum\"").unwrap();
+        let data = format!("{data}}}").replace('"', "\\\"");
+        let tail = format!(",\"data\":\"{data}\",\"dataChecksum\":637296054}}");
+        assert!(text.ends_with(&tail), "{text}");
+        // Earlier kubelets read the rest.
+        let plain = encode("static", &tables, &assignments, false).unwrap();
+        let plain = String::from_utf8(plain).unwrap();
+        assert_eq!(format!("{}}}", text.strip_suffix(&tail).unwrap()), plain);
+        assert_eq!(decode(plain.as_bytes(), "static").unwrap().1.pods().count(), 0);
+        let read = decode(text.as_bytes(), "static").unwrap();
+        assert_eq!(read, (tables, assignments));
+        let changed = decode(text.replace("637296054", "637296055").as_bytes(), "static");
+        assert!(matches!(changed, Err(MemoryCheckpointError::Checksum { .. })), "{changed:?}");
     }
 
     #[test]

@@ -1,9 +1,36 @@
 //! Reasons why a container gets no memory, or why a state file cannot be used.
 
+use pod_sync_decisions::status::KillCause;
+
 use crate::kind::MemoryKind;
 
+/// A container of a pod that has memory as a whole would have none of it. The texts are the kubelet's (`validatePodScopeResources`).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EmptyPodMemory {
+    /// An init container requests more than the sidecars before it leave.
+    #[error(
+        "pod rejected, largest exclusive init container requests {requested} of {kind}, but only {available} available"
+    )]
+    InitContainer {
+        /// Kind of memory.
+        kind: MemoryKind,
+        /// Bytes of the request.
+        requested: u64,
+        /// Bytes that are left.
+        available: u64,
+    },
+    /// The sidecars before an init container leave nothing.
+    #[error("pod rejected, pod has shared init containers but no {0} available for them")]
+    SharedInitContainer(MemoryKind),
+    /// The containers with memory of their own leave nothing.
+    #[error(
+        "pod rejected, sum of exclusive container {0} requests equals pod budget, leaving no memory for shared containers"
+    )]
+    SharedContainer(MemoryKind),
+}
+
 /// A container gets no memory. The texts are the kubelet's, since they become the message of a rejected pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
     /// No set of NUMA nodes has enough free memory.
     #[error(
@@ -22,16 +49,36 @@ pub enum MemoryError {
     /// One of the nodes is in another group.
     #[error("[memorymanager] preferred hint violates NUMA node allocation")]
     OtherGroup,
+    /// A container of the pod would have no memory.
+    #[error(transparent)]
+    EmptyPodMemory(#[from] EmptyPodMemory),
 }
 
 impl MemoryError {
-    /// Reason of the pod's rejection.
-    pub const REASON: &'static str = "UnexpectedAdmissionError";
+    /// Returns the cause of the pod's rejection.
+    #[must_use]
+    pub fn cause(&self) -> KillCause {
+        match self {
+            Self::EmptyPodMemory(_) => KillCause::EmptyPodSharedPool,
+            Self::NoNodes
+            | Self::NotPreferred
+            | Self::NoMoreNodes
+            | Self::ExtendedNotPreferred
+            | Self::OtherGroup => KillCause::UnexpectedAdmission,
+        }
+    }
 
     /// Returns the message of the pod's rejection.
     #[must_use]
-    pub fn message(self) -> String {
-        format!("Allocate failed due to {self}, which is unexpected")
+    pub fn message(&self) -> String {
+        match self {
+            Self::EmptyPodMemory(error) => error.to_string(),
+            Self::NoNodes
+            | Self::NotPreferred
+            | Self::NoMoreNodes
+            | Self::ExtendedNotPreferred
+            | Self::OtherGroup => format!("Allocate failed due to {self}, which is unexpected"),
+        }
     }
 }
 

@@ -17,7 +17,7 @@ pub mod requests;
 pub mod reserved;
 
 pub use crate::blocks::{MemoryAssignments, MemoryBlock};
-pub use crate::error::{InvalidMemoryState, MemoryError};
+pub use crate::error::{EmptyPodMemory, InvalidMemoryState, MemoryError};
 pub use crate::kind::MemoryKind;
 pub use crate::manager::MemoryManager;
 pub use crate::node_table::{MemoryTable, NodeTable, NodeTables};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use pod_sync_machine::NumaNodes;
-use pod_sync_topology::{ContainerKind, Hint, Hints, RequestScope};
+use pod_sync_topology::{ContainerKind, Hint, Hints, PodLevel, RequestScope};
 
 use crate::blocks::{MemoryAssignments, MemoryBlock};
 use crate::error::{InvalidMemoryState, MemoryError};
@@ -29,7 +29,7 @@ impl MemoryManager {
     pub const POLICY: &'static str = "Static";
 
     /// Returns a manager that continues with the content of the state file, which may be empty (`validateState`). `unused` is the
-    /// memory of this machine.
+    /// memory of this machine. The memory of whole pods is free if `level` has none, or if no container is left.
     ///
     /// # Errors
     /// See [`InvalidMemoryState`]. The node must be drained, and the file removed.
@@ -37,9 +37,10 @@ impl MemoryManager {
         unused: NodeTables,
         restored: NodeTables,
         assignments: MemoryAssignments,
+        level: PodLevel,
     ) -> Result<Self, InvalidMemoryState> {
         let mut expected = unused;
-        for (pod, container, blocks) in assignments.all() {
+        for (pod, container, blocks) in assignments.taken() {
             let (pod, container) = (pod.to_owned(), container.to_owned());
             for block in blocks {
                 if !block.nodes.is_subset(expected.nodes()) {
@@ -53,12 +54,32 @@ impl MemoryManager {
                 expected.take(block.nodes, &block.kind, block.bytes);
             }
         }
-        let has_assignments = assignments.all().next().is_some();
-        match (restored.0.is_empty(), has_assignments) {
-            (true, true) => Err(InvalidMemoryState::NoNodes),
-            (true, false) => Ok(Self { tables: expected, assignments, reusable: None }),
-            (false, _) if !restored.is_equivalent(&expected) => Err(InvalidMemoryState::OtherMachine),
-            (false, _) => Ok(Self { tables: restored, assignments, reusable: None }),
+        let has_assignments = assignments.taken().next().is_some();
+        let tables = match (restored.0.is_empty(), has_assignments) {
+            (true, true) => return Err(InvalidMemoryState::NoNodes),
+            (true, false) => expected,
+            (false, _) if !restored.is_equivalent(&expected) => return Err(InvalidMemoryState::OtherMachine),
+            (false, _) => restored,
+        };
+        let mut manager = Self { tables, assignments, reusable: None };
+        manager.end_pods(level);
+        Ok(manager)
+    }
+
+    fn end_pods(&mut self, level: PodLevel) {
+        let has_container = |pod: &str| self.assignments.all().any(|(owner, ..)| owner == pod);
+        let pods = self.assignments.pods().map(|(pod, _)| pod);
+        let ended = pods.filter(|pod| level == PodLevel::Unmanaged || !has_container(pod));
+        let ended: Vec<String> = ended.map(str::to_owned).collect();
+        for pod in &ended {
+            let blocks = self.assignments.remove_pod(pod);
+            self.give_back(&blocks);
+        }
+    }
+
+    fn give_back(&mut self, blocks: &[MemoryBlock]) {
+        for block in blocks {
+            self.tables.give_back(block.nodes, &block.kind, block.bytes);
         }
     }
 
@@ -85,6 +106,9 @@ impl MemoryManager {
     /// Returns the hints for a request, one list for each kind of memory (`GetTopologyHints`, `GetPodTopologyHints`).
     #[must_use]
     pub fn hints(&self, requests: &PodMemoryRequests, scope: RequestScope<'_>) -> Vec<Hints> {
+        if let (Some(budget), RequestScope::Pod) = (&requests.budget, scope) {
+            return self.pod_hints(requests, budget);
+        }
         let amounts = match scope {
             RequestScope::Container(name) => {
                 requests.container(name).map(|r| r.amounts.clone()).unwrap_or_default()
@@ -102,6 +126,52 @@ impl MemoryManager {
             Some(blocks) if !amounts.is_empty() => hints_again(blocks, &amounts),
             _ => self.hints_of_each(&requests.pod, &amounts),
         }
+    }
+
+    fn pod_hints(&self, requests: &PodMemoryRequests, budget: &Amounts) -> Vec<Hints> {
+        if requests.check_pool(budget).is_err() {
+            return vec![Hints::OneOf(Vec::new()); budget.len()];
+        }
+        match self.assignments.pod(&requests.pod) {
+            Some(blocks) => hints_again(blocks, budget),
+            None => self.hints_of_each(&requests.pod, budget),
+        }
+    }
+
+    /// Gives a pod its memory as a whole, and its containers parts of it (`AllocatePod`). A pod that has memory keeps it.
+    ///
+    /// # Errors
+    /// No nodes have enough memory, not the nodes that the hint requires, or a container would have none. No assignment has changed.
+    pub fn allocate_pod(&mut self, requests: &PodMemoryRequests, hint: Hint) -> Result<(), MemoryError> {
+        let Some(budget) = &requests.budget else { return Ok(()) };
+        requests.check_pool(budget)?;
+        let pod = requests.pod.as_str();
+        if self.assignments.pod(pod).is_none() {
+            let mut next = self.clone();
+            // With another scope, its containers had some on their own.
+            requests.containers.iter().for_each(|request| next.release(pod, &request.container));
+            let nodes = next.select(pod, budget, hint)?;
+            for (kind, bytes) in budget {
+                next.tables.take(nodes, kind, *bytes);
+            }
+            next.assignments.insert_pod(pod, blocks_on(nodes, budget));
+            *self = next;
+        }
+        let own = self.assignments.pod(pod).unwrap_or_default();
+        let nodes = own.iter().fold(NumaNodes::EMPTY, |nodes, block| nodes.union(block.nodes));
+        let held: Amounts = own.iter().map(|block| (block.kind.clone(), block.bytes)).collect();
+        for (container, amounts) in requests.divide(&held) {
+            self.assignments.insert(pod, &container, blocks_on(nodes, &amounts));
+        }
+        self.recognize(requests);
+        Ok(())
+    }
+
+    /// Takes over which containers have memory of their own, for a pod that has memory as a whole: the state file does not have it.
+    pub fn recognize(&mut self, requests: &PodMemoryRequests) {
+        let exclusive = requests.containers.iter().filter(|request| !request.amounts.is_empty());
+        let exclusive = exclusive.map(|request| request.container.clone()).collect();
+        self.assignments.set_exclusive(&requests.pod, exclusive);
     }
 
     fn hints_of_each(&self, pod: &str, amounts: &Amounts) -> Vec<Hints> {
@@ -261,9 +331,8 @@ impl MemoryManager {
     /// is no longer held for it.
     pub fn release(&mut self, pod: &str, container: &str) {
         self.reusable.take_if(|(owner, _)| owner == pod);
-        for block in self.assignments.remove(pod, container).unwrap_or_default() {
-            self.tables.give_back(block.nodes, &block.kind, block.bytes);
-        }
+        let blocks = self.assignments.remove(pod, container).unwrap_or_default();
+        self.give_back(&blocks);
     }
 
     /// Ends the assignments of all containers that are not active (`removeStaleState`). Containers of a pod that is being admitted are
@@ -277,7 +346,12 @@ impl MemoryManager {
     }
 }
 
-/// Returns the nodes that a container has as hints. A request that has changed has no preference: the container keeps what it has
+fn blocks_on(nodes: NumaNodes, amounts: &Amounts) -> Vec<MemoryBlock> {
+    let block = |(kind, bytes): (&MemoryKind, &u64)| MemoryBlock { nodes, kind: kind.clone(), bytes: *bytes };
+    amounts.iter().map(block).collect()
+}
+
+/// Returns the nodes that a container or a pod has as hints. A request that has changed has no preference: the container keeps what it has
 /// (`regenerateHints`).
 fn hints_again(blocks: &[MemoryBlock], amounts: &Amounts) -> Vec<Hints> {
     let is_same = |block: &MemoryBlock| amounts.get(&block.kind) == Some(&block.bytes);
@@ -288,5 +362,7 @@ fn hints_again(blocks: &[MemoryBlock], amounts: &Amounts) -> Vec<Hints> {
     blocks.iter().map(|block| Hints::OneOf(vec![hint(block)])).collect()
 }
 
+#[cfg(test)]
+mod pod_tests;
 #[cfg(test)]
 mod tests;

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
-use pod_sync_topology::ContainerKind;
+use pod_sync_topology::{ContainerKind, PodLevel};
 use quintlet_model::pod as pods;
-use quintlet_model::qos::{QosClass, container_requests, qos_class};
+use quintlet_model::qos::{self, QosClass, ResourceList, container_requests, qos_class};
 
+use crate::error::EmptyPodMemory;
 use crate::kind::MemoryKind;
 use crate::reserved::Amounts;
 
@@ -28,6 +29,8 @@ pub struct PodMemoryRequests {
     pub pod: String,
     /// One for each container.
     pub containers: Vec<MemoryRequest>,
+    /// Bytes of each kind of memory that the pod requests as a whole; none if its containers request them.
+    pub budget: Option<Amounts>,
 }
 
 impl PodMemoryRequests {
@@ -43,6 +46,68 @@ impl PodMemoryRequests {
         let regular = self.containers.iter().filter(|request| request.kind == ContainerKind::Regular);
         let kinds = regular.flat_map(|request| request.amounts.keys());
         kinds.map(|kind| (kind.clone(), self.total_of(kind))).collect()
+    }
+
+    /// Checks that each container of a pod with this budget has memory of each kind (`validatePodScopeResources`).
+    ///
+    /// # Errors
+    /// The first kind of memory that a container has none of.
+    pub fn check_pool(&self, budget: &Amounts) -> Result<(), EmptyPodMemory> {
+        budget.iter().try_for_each(|(kind, bytes)| self.check_pool_of(kind, *bytes))
+    }
+
+    fn check_pool_of(&self, kind: &MemoryKind, budget: u64) -> Result<(), EmptyPodMemory> {
+        let mut exclusive: u64 = 0;
+        let mut needs_pool = false;
+        for request in &self.containers {
+            let available = budget.saturating_sub(exclusive);
+            let requested = request.amounts.get(kind).copied().unwrap_or(0);
+            match (request.kind, request.amounts.is_empty()) {
+                (ContainerKind::Init, true) if available == 0 => {
+                    return Err(EmptyPodMemory::SharedInitContainer(kind.clone()));
+                }
+                (ContainerKind::Init, false) if requested > available => {
+                    return Err(EmptyPodMemory::InitContainer { kind: kind.clone(), requested, available });
+                }
+                (ContainerKind::Init, _) => {}
+                (ContainerKind::Sidecar | ContainerKind::Regular, true) => needs_pool = true,
+                (ContainerKind::Sidecar | ContainerKind::Regular, false) => {
+                    exclusive = exclusive.saturating_add(requested);
+                }
+            }
+        }
+        let is_empty = needs_pool && exclusive >= budget;
+        if is_empty { Err(EmptyPodMemory::SharedContainer(kind.clone())) } else { Ok(()) }
+    }
+
+    /// Divides the memory that a pod has as a whole (`AllocatePod`). Containers with a request get as much as they request. Other init
+    /// containers get what the sidecars before them leave, all others get what is left in the end.
+    pub(crate) fn divide(&self, budget: &Amounts) -> BTreeMap<String, Amounts> {
+        let without = |pool: &Amounts, taken: &Amounts| -> Amounts {
+            let left = |(kind, bytes): (&MemoryKind, &u64)| {
+                let left = bytes.saturating_sub(taken.get(kind).copied().unwrap_or(0));
+                (left > 0).then(|| (kind.clone(), left))
+            };
+            pool.iter().filter_map(left).collect()
+        };
+        let mut parts = BTreeMap::new();
+        let mut pool = budget.clone();
+        for request in &self.containers {
+            match (request.kind, request.amounts.is_empty()) {
+                (ContainerKind::Init, true) => parts.insert(request.container.clone(), pool.clone()),
+                (ContainerKind::Sidecar | ContainerKind::Regular, true) => None,
+                (kind, false) => {
+                    if kind != ContainerKind::Init {
+                        pool = without(&pool, &request.amounts);
+                    }
+                    parts.insert(request.container.clone(), request.amounts.clone())
+                }
+            };
+        }
+        for request in &self.containers {
+            parts.entry(request.container.clone()).or_insert_with(|| pool.clone());
+        }
+        parts
     }
 
     fn total_of(&self, kind: &MemoryKind) -> u64 {
@@ -61,21 +126,18 @@ impl PodMemoryRequests {
     }
 }
 
-/// Returns the requests of a pod; none if its memory comes from any node: it is not Guaranteed, or has resources of the pod level.
+/// Returns the requests of a pod; none if its memory comes from any node: it is not Guaranteed, or has resources of the pod level that
+/// `level` does not admit. Of a pod with such resources, only Guaranteed containers have requests.
 #[must_use]
-pub fn requests(pod: &Pod) -> Option<PodMemoryRequests> {
-    if qos_class(pod) != QosClass::Guaranteed || has_pod_level_resources(pod) {
+pub fn requests(pod: &Pod, level: PodLevel) -> Option<PodMemoryRequests> {
+    let has_own = qos::has_pod_level_resources(pod);
+    if qos_class(pod) != QosClass::Guaranteed || has_own && level == PodLevel::Unmanaged {
         return None;
     }
     let request = |container: &Container, kind| {
-        let amounts = container_requests(container).into_iter().filter_map(|(name, amount)| {
-            Some((MemoryKind::parse(&name)?, u64::try_from(amount.value()).unwrap_or(0)))
-        });
-        MemoryRequest {
-            container: container.name.clone(),
-            kind,
-            amounts: amounts.collect::<BTreeMap<_, _>>(),
-        }
+        let has_request = !has_own || qos::is_guaranteed_container(container);
+        let amounts = if has_request { amounts(container_requests(container)) } else { Amounts::new() };
+        MemoryRequest { container: container.name.clone(), kind, amounts }
     };
     let init = pods::init_containers(pod).iter().map(|container| {
         let kind = if pods::is_sidecar(container) { ContainerKind::Sidecar } else { ContainerKind::Init };
@@ -84,15 +146,23 @@ pub fn requests(pod: &Pod) -> Option<PodMemoryRequests> {
     let regular =
         pods::spec(pod).containers.iter().map(|container| request(container, ContainerKind::Regular));
     let containers = init.chain(regular).collect();
-    Some(PodMemoryRequests { pod: pod.metadata.uid.clone().unwrap_or_default(), containers })
+    let pod_uid = pod.metadata.uid.clone().unwrap_or_default();
+    let mut requests = PodMemoryRequests { pod: pod_uid, containers, budget: None };
+    if has_own && level == PodLevel::Pod {
+        // The API server sets the huge pages of a pod from those of its containers; a manifest may lack them.
+        let mut budget = requests.total();
+        budget.extend(amounts(qos::pod_level_requests(pod)));
+        budget.retain(|_, bytes| *bytes > 0);
+        requests.budget = Some(budget);
+    }
+    Some(requests)
 }
 
-/// Returns whether the pod has requests or limits of its own (`IsPodLevelResourcesSet`).
-fn has_pod_level_resources(pod: &Pod) -> bool {
-    let resources = pods::spec(pod).resources.as_ref();
-    let lists = resources.into_iter().flat_map(|own| [&own.requests, &own.limits]);
-    let mut names = lists.flatten().flat_map(|list| list.keys());
-    names.any(|name| name == "cpu" || MemoryKind::parse(name).is_some())
+fn amounts(list: ResourceList) -> Amounts {
+    let amounts = list.into_iter().filter_map(|(name, amount)| {
+        Some((MemoryKind::parse(&name)?, u64::try_from(amount.value()).unwrap_or(0)))
+    });
+    amounts.collect()
 }
 
 #[cfg(test)]
@@ -111,7 +181,7 @@ mod tests {
     fn a_guaranteed_pod_needs_as_much_as_its_containers_use_at_once() {
         let total = |init: Value, containers: Value| -> Vec<(String, u64)> {
             let pod = pod_json(json!({"initContainers": init, "containers": containers}));
-            let total = requests(&pod).unwrap().total().into_iter();
+            let total = requests(&pod, PodLevel::Unmanaged).unwrap().total().into_iter();
             total.map(|(kind, bytes)| (kind.to_string(), bytes >> 20)).collect()
         };
         let amounts =
@@ -128,9 +198,30 @@ mod tests {
     fn other_pods_get_memory_from_any_node() {
         let mut burstable = container("a", "1Gi", "2Mi");
         burstable["resources"]["limits"]["memory"] = json!("2Gi");
-        assert_eq!(requests(&pod_json(json!({"containers": [burstable]}))), None);
+        let burstable = pod_json(json!({"containers": [burstable]}));
+        assert_eq!(requests(&burstable, PodLevel::Pod), None);
         let own = json!({"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "1Gi"}});
         let pod = pod_json(json!({"containers": [container("a", "1Gi", "2Mi")], "resources": own}));
-        assert_eq!(requests(&pod), None);
+        assert_eq!(requests(&pod, PodLevel::Unmanaged), None);
+    }
+
+    #[test]
+    fn resources_of_the_pod_level_count_as_far_as_they_are_managed() {
+        let mut burstable = container("b", "1Gi", "2Mi");
+        burstable["resources"]["limits"]["memory"] = json!("2Gi");
+        let own = json!({"cpu": "4", "memory": "8Gi"});
+        let containers = json!([container("a", "1Gi", "2Mi"), burstable, {"name": "c", "image": "i"}]);
+        let pod = pod_json(json!({"containers": containers, "resources": {"requests": own, "limits": own}}));
+        let shown = |amounts: &Amounts| -> Vec<String> {
+            amounts.iter().map(|(kind, bytes)| format!("{kind}={}", bytes >> 20)).collect()
+        };
+        let by_container = requests(&pod, PodLevel::Containers).unwrap();
+        let first = &by_container.containers[0].amounts;
+        assert_eq!(by_container.budget, None);
+        assert_eq!(shown(first), ["hugepages-2Mi=2", "memory=1024"]);
+        assert!(by_container.containers[1..].iter().all(|request| request.amounts.is_empty()));
+        let whole = requests(&pod, PodLevel::Pod).unwrap();
+        assert_eq!(shown(&whole.budget.unwrap()), ["hugepages-2Mi=2", "memory=8192"]);
+        assert_eq!(whole.containers, by_container.containers);
     }
 }

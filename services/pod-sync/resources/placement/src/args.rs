@@ -4,24 +4,79 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::Args;
-use pod_sync_cpus::CpuGates;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use pod_sync_cpus::{CpuGates, StaticPolicy};
 use pod_sync_machine::NumaNode;
-use pod_sync_memory::MemoryKind;
 use pod_sync_memory::reserved::Amounts;
-use quintlet_config::table::{CPU_ALPHA_OPTIONS, CPU_BETA_OPTIONS, has_gate};
+use pod_sync_memory::{MemoryKind, MemoryManager};
+use pod_sync_topology::{PodLevel, PolicyName, TopologyScope};
+use quintlet_config::table::{CPU_ALPHA_OPTIONS, CPU_BETA_OPTIONS, POD_LEVEL_MANAGERS, has_gate};
 use quintlet_model::qos::ResourceList;
 use quintlet_model::quantity::Quantity;
 
 /// Memory of one NUMA node that no pod gets.
 pub type NodeReservation = (NumaNode, Amounts);
 
+/// The value of `cpuManagerPolicy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CpuPolicyName {
+    /// No container has CPUs of its own.
+    None,
+    /// See [`StaticPolicy`].
+    Static,
+}
+
+impl CpuPolicyName {
+    const ALL: [Self; 2] = [Self::None, Self::Static];
+
+    /// Returns the name in the configuration and in the state file.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Static => StaticPolicy::NAME,
+        }
+    }
+}
+
+/// The value of `memoryManagerPolicy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryPolicyName {
+    /// The memory of containers comes from any NUMA node.
+    None,
+    /// See [`MemoryManager`].
+    Static,
+}
+
+impl MemoryPolicyName {
+    const ALL: [Self; 2] = [Self::None, Self::Static];
+
+    /// Returns the name in the configuration and in the state file.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "None",
+            Self::Static => MemoryManager::POLICY,
+        }
+    }
+}
+
+/// Returns a parser of the names of some values.
+fn names<T: Copy + Send + Sync + 'static, const N: usize>(
+    all: [T; N],
+    name: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(all.map(name))
+        .try_map(move |text| all.into_iter().find(|value| name(*value) == text).ok_or("unknown name"))
+}
+
 /// CPUs, memory and NUMA nodes of containers.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "CPUs and NUMA nodes")]
 pub struct PlacementArgs {
     /// static: containers of Guaranteed pods with a whole number of CPUs get exclusive ones.
-    #[arg(long, default_value = "none", value_parser = ["none", "static"], value_name = "POLICY")]
-    pub cpu_manager_policy: String,
+    #[arg(long, default_value = "none", value_parser = names(CpuPolicyName::ALL, CpuPolicyName::as_str), value_name = "POLICY")]
+    pub cpu_manager_policy: CpuPolicyName,
     /// Option of the policy static, `full-pcpus-only=true`; may be given more than once.
     #[arg(long, value_delimiter = ',', value_parser = quintlet_config::pair, value_name = "OPTION=VALUE")]
     pub cpu_manager_policy_options: Vec<(String, String)>,
@@ -29,8 +84,8 @@ pub struct PlacementArgs {
     #[arg(long, default_value = "10s", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub cpu_manager_reconcile_period: Duration,
     /// Static: the memory of Guaranteed pods comes from NUMA nodes that have enough of it.
-    #[arg(long, default_value = "None", value_parser = ["None", "Static"], value_name = "POLICY")]
-    pub memory_manager_policy: String,
+    #[arg(long, default_value = "None", value_parser = names(MemoryPolicyName::ALL, MemoryPolicyName::as_str), value_name = "POLICY")]
+    pub memory_manager_policy: MemoryPolicyName,
     /// Memory of a NUMA node that no pod gets, `0:memory=1Gi,hugepages-2Mi=64Mi`; may be given more than once. Only the policy Static
     /// uses it.
     #[arg(long, value_delimiter = ';', value_parser = reservation, value_name = "NODE:AMOUNTS")]
@@ -39,13 +94,13 @@ pub struct PlacementArgs {
     #[arg(
         long,
         default_value = "none",
-        value_parser = ["none", "best-effort", "restricted", "single-numa-node"],
+        value_parser = names(PolicyName::ALL, PolicyName::as_str),
         value_name = "POLICY"
     )]
-    pub topology_manager_policy: String,
+    pub topology_manager_policy: PolicyName,
     /// container: each container is aligned on its own; pod: all containers together.
-    #[arg(long, default_value = "container", value_parser = ["container", "pod"], value_name = "SCOPE")]
-    pub topology_manager_scope: String,
+    #[arg(long, default_value = "container", value_parser = names(TopologyScope::ALL, TopologyScope::as_str), value_name = "SCOPE")]
+    pub topology_manager_scope: TopologyScope,
     /// Option of the alignment, `prefer-closest-numa-nodes=true`; may be given more than once.
     #[arg(long, value_delimiter = ',', value_parser = quintlet_config::pair, value_name = "OPTION=VALUE")]
     pub topology_manager_policy_options: Vec<(String, String)>,
@@ -66,7 +121,7 @@ pub struct ReservedAmounts<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlacementSettings {
     /// `cpuManagerPolicy`.
-    pub cpu_policy: String,
+    pub cpu_policy: CpuPolicyName,
     /// `cpuManagerPolicyOptions`.
     pub cpu_options: BTreeMap<String, String>,
     /// Feature gates of the options.
@@ -76,17 +131,31 @@ pub struct PlacementSettings {
     /// Reserved CPUs in thousandths; `None` if no CPU is reserved.
     pub reserved_milli_cpus: Option<i64>,
     /// `memoryManagerPolicy`.
-    pub memory_policy: String,
+    pub memory_policy: MemoryPolicyName,
     /// `reservedMemory`.
     pub reserved_memory: BTreeMap<NumaNode, Amounts>,
     /// Reserved memory of the whole node in bytes, with that of eviction thresholds.
     pub memory_of_node: Amounts,
     /// `topologyManagerPolicy`.
-    pub topology_policy: String,
+    pub topology_policy: PolicyName,
     /// `topologyManagerScope`.
-    pub topology_scope: String,
+    pub topology_scope: TopologyScope,
     /// `topologyManagerPolicyOptions`.
     pub topology_options: BTreeMap<String, String>,
+    /// Feature gate `PodLevelResourceManagers`.
+    pub has_pod_level: bool,
+}
+
+impl PlacementSettings {
+    /// Returns what the managers do with resources of the pod level: pods have CPUs and memory as a whole if they are aligned so.
+    #[must_use]
+    pub fn pod_level(&self) -> PodLevel {
+        match (self.has_pod_level, self.topology_policy, self.topology_scope) {
+            (false, ..) => PodLevel::Unmanaged,
+            (true, PolicyName::None, _) | (true, _, TopologyScope::Container) => PodLevel::Containers,
+            (true, _, TopologyScope::Pod) => PodLevel::Pod,
+        }
+    }
 }
 
 impl PlacementArgs {
@@ -102,7 +171,7 @@ impl PlacementArgs {
             reserved_memory.entry(*node).or_default().extend(amounts.clone());
         }
         PlacementSettings {
-            cpu_policy: self.cpu_manager_policy.clone(),
+            cpu_policy: self.cpu_manager_policy,
             cpu_options: map(&self.cpu_manager_policy_options),
             cpu_gates: CpuGates {
                 alpha: has_gate(gates, CPU_ALPHA_OPTIONS),
@@ -110,12 +179,13 @@ impl PlacementArgs {
             },
             reserved_cpus: reserved.cpus.to_owned(),
             reserved_milli_cpus: reserved.reserved.get("cpu").map(|cpu| cpu.milli_value()),
-            memory_policy: self.memory_manager_policy.clone(),
+            memory_policy: self.memory_manager_policy,
             reserved_memory,
             memory_of_node: [(MemoryKind::memory(), bytes)].into(),
-            topology_policy: self.topology_manager_policy.clone(),
-            topology_scope: self.topology_manager_scope.clone(),
+            topology_policy: self.topology_manager_policy,
+            topology_scope: self.topology_manager_scope,
             topology_options: map(&self.topology_manager_policy_options),
+            has_pod_level: has_gate(gates, POD_LEVEL_MANAGERS),
         }
     }
 }

@@ -10,15 +10,11 @@ use pod_sync_machine::DiscoverError;
 use pod_sync_memory::checkpoint::{self as memory_file, MemoryCheckpointError};
 use pod_sync_memory::{InvalidMemoryState, MemoryAssignments, MemoryManager, NodeTables, ReservedError};
 use pod_sync_records::StateFile;
-use pod_sync_topology::{TopologyOptionError, UnsupportedMachine};
+use pod_sync_topology::{PodLevel, TopologyOptionError, UnsupportedMachine};
 use quintlet_kit::failpoint;
 
 use crate::admission::NodePlacement;
-
-/// Name of the CPU policy that assigns nothing, in the configuration and in the state file.
-pub(crate) const NO_CPU_POLICY: &str = "none";
-/// Name of the memory policy that assigns nothing, in the configuration and in the state file.
-pub(crate) const NO_MEMORY_POLICY: &str = "None";
+use crate::args::{CpuPolicyName, MemoryPolicyName};
 
 /// Reason why the managers cannot start. The texts are the kubelet's.
 #[derive(Debug, thiserror::Error)]
@@ -50,9 +46,6 @@ pub enum StartError {
     /// The alignment is not possible on this machine.
     #[error(transparent)]
     Topology(#[from] UnsupportedMachine),
-    /// A name of a policy is unknown, which the command line does not accept.
-    #[error("{0}")]
-    Name(String),
     /// A state file cannot be read.
     #[error("failed to read {}", path.display())]
     Read {
@@ -135,18 +128,16 @@ impl PlacementContent {
     /// # Errors
     /// Serialization failed, which strings and numbers do not cause.
     pub(crate) fn of(node: &NodePlacement) -> Result<Self, serde_json::Error> {
-        let cpus = match node.cpus() {
-            Some(cpus) => cpu_file::encode(StaticPolicy::NAME, cpus.assignments())?,
-            None => cpu_file::encode(NO_CPU_POLICY, &CpuAssignments::default())?,
+        let has_pods = node.pod_level() != PodLevel::Unmanaged;
+        let (no_cpus, no_tables, no_memory) =
+            (CpuAssignments::default(), NodeTables::default(), MemoryAssignments::default());
+        let assignments = node.cpus().map_or(&no_cpus, CpuManager::assignments);
+        let cpus = cpu_file::encode(node.cpu_policy().as_str(), assignments, has_pods)?;
+        let (tables, assignments) = match node.memory() {
+            Some(memory) => (memory.tables(), memory.assignments()),
+            None => (&no_tables, &no_memory),
         };
-        let memory = match node.memory() {
-            Some(memory) => {
-                memory_file::encode(MemoryManager::POLICY, memory.tables(), memory.assignments())?
-            }
-            None => {
-                memory_file::encode(NO_MEMORY_POLICY, &NodeTables::default(), &MemoryAssignments::default())?
-            }
-        };
+        let memory = memory_file::encode(node.memory_policy().as_str(), tables, assignments, has_pods)?;
         Ok(Self { cpus, memory })
     }
 }
@@ -186,13 +177,15 @@ pub(crate) fn restore_cpus(
     policy: Option<StaticPolicy>,
     bytes: Option<&[u8]>,
     path: &Path,
+    level: PodLevel,
 ) -> Result<Option<CpuManager>, StartError> {
-    let name = if policy.is_some() { StaticPolicy::NAME } else { NO_CPU_POLICY };
+    let name = if policy.is_some() { CpuPolicyName::Static } else { CpuPolicyName::None }.as_str();
     // Files of kubelets before 1.18 have IDs of containers, which nothing here maps to pods.
     let decode = |bytes| cpu_file::decode(bytes, name, |_| None);
     let restored = bytes.map(decode).transpose();
     let restored = restored.map_err(|reason| StartError::CpuCheckpoint { path: path.to_owned(), reason })?;
-    let manager = policy.map(|policy| CpuManager::new(policy, restored.unwrap_or_default())).transpose();
+    let manager =
+        policy.map(|policy| CpuManager::new(policy, restored.unwrap_or_default(), level)).transpose();
     manager.map_err(|reason| StartError::CpuState { path: path.to_owned(), reason })
 }
 
@@ -201,12 +194,13 @@ pub(crate) fn restore_memory(
     unused: Option<NodeTables>,
     bytes: Option<&[u8]>,
     path: &Path,
+    level: PodLevel,
 ) -> Result<Option<MemoryManager>, StartError> {
-    let name = if unused.is_some() { MemoryManager::POLICY } else { NO_MEMORY_POLICY };
+    let name = if unused.is_some() { MemoryPolicyName::Static } else { MemoryPolicyName::None }.as_str();
     let restored = bytes.map(|bytes| memory_file::decode(bytes, name)).transpose();
     let restored =
         restored.map_err(|reason| StartError::MemoryCheckpoint { path: path.to_owned(), reason })?;
     let (tables, assignments) = restored.unwrap_or_default();
-    let manager = unused.map(|unused| MemoryManager::new(unused, tables, assignments)).transpose();
+    let manager = unused.map(|unused| MemoryManager::new(unused, tables, assignments, level)).transpose();
     manager.map_err(|reason| StartError::MemoryState { path: path.to_owned(), reason })
 }

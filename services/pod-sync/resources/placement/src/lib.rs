@@ -13,6 +13,7 @@
 
 pub mod admission;
 pub mod args;
+mod counts;
 mod files;
 mod manager;
 mod metrics;
@@ -22,7 +23,8 @@ pub mod start;
 mod tests;
 
 pub use crate::admission::{NodePlacement, PlacementError, PodRequests};
-pub use crate::args::{PlacementArgs, PlacementSettings, ReservedAmounts};
+pub use crate::args::{CpuPolicyName, MemoryPolicyName, PlacementArgs, PlacementSettings, ReservedAmounts};
+pub use crate::counts::AdmissionCounts;
 pub use crate::files::StartError;
 pub use crate::manager::{AdmissionFailure, Placement, PlacementContext};
 pub use crate::reconcile::ReconcileContext;

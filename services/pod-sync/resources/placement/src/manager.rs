@@ -11,14 +11,16 @@ use pod_sync_cpus::manager::RunningContainer;
 use pod_sync_cpus::{ContainerCpus, CpuUpdate};
 use pod_sync_cri_config::resources::ContainerPlacement;
 use pod_sync_machine::{CpuSet, Machine, NumaNodes};
+use pod_sync_records::StateWriter;
 use pod_sync_topology::TopologyAffinityError;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::{error_chain, task};
+use quintlet_kit::error_chain;
 use quintlet_model::ids::PodUid;
 use tokio::sync::Notify;
 
-use crate::admission::{AttemptCounts, DeviceHints, NodePlacement, PlacementError, PodRequests};
+use crate::admission::{DeviceHints, NodePlacement, PlacementError};
 use crate::args::PlacementSettings;
+use crate::counts::AdmissionCounts;
 use crate::files::{PlacementContent, PlacementFiles, StartError};
 use crate::metrics::PlacementMetrics;
 use crate::start::{StartedPlacement, start};
@@ -61,7 +63,7 @@ struct Shared {
     node: Mutex<NodePlacement>,
     // CPUs that the runtime was given for a container last, by its ID.
     applied: Mutex<BTreeMap<String, CpuSet>>,
-    files: tokio::sync::Mutex<Arc<Mutex<PlacementFiles>>>,
+    files: StateWriter<PlacementFiles>,
     // The CPUs of running containers may differ from those that they should have.
     changed: Notify,
     metrics: PlacementMetrics,
@@ -80,7 +82,7 @@ impl Placement {
             let reserved = cpus.policy().reserved();
             tracing::info!(%reserved, shared = %cpus.assignments().shared, "exclusive CPUs are assigned");
         }
-        let metrics = PlacementMetrics::default();
+        let metrics = PlacementMetrics::new(&node);
         metrics.publish(&node);
         let shared = Shared {
             clock,
@@ -88,7 +90,7 @@ impl Placement {
             machine,
             node: Mutex::new(node),
             applied: Mutex::default(),
-            files: tokio::sync::Mutex::new(Arc::new(Mutex::new(files))),
+            files: StateWriter::new("CPUs and memory", files),
             changed: Notify::new(),
             metrics,
         };
@@ -135,10 +137,11 @@ impl Placement {
         devices: DeviceHints<'_>,
     ) -> Result<Option<NumaNodes>, TopologyAffinityError> {
         let trial = self.shared.node.lock().clone();
-        match trial.nodes_for(&PodRequests::of(pod), container, devices) {
+        let (requests, mut counts) = (trial.requests(pod), AdmissionCounts::default());
+        match trial.nodes_for(&requests, container, devices, &mut counts) {
             Ok(nodes) => Ok(nodes),
             Err(PlacementError::Topology(error)) => {
-                self.shared.metrics.not_aligned();
+                self.shared.metrics.not_aligned(&counts);
                 Err(error)
             }
             // The admission itself reports it, after the devices.
@@ -154,18 +157,18 @@ impl Placement {
     /// The pod is rejected and has nothing, or the state could not be written.
     pub async fn admit(&self, pod: &Pod, devices: DeviceHints<'_>) -> Result<(), AdmissionFailure> {
         if !self.is_active() {
-            self.shared.metrics.admitted(AttemptCounts::default(), &Ok(()), Duration::ZERO);
+            self.shared.metrics.admitted(&AdmissionCounts::default(), &Ok(()), Duration::ZERO);
             return Ok(());
         }
-        let requests = PodRequests::of(pod);
         let began = self.shared.clock.boot();
         {
             let mut node = self.shared.node.lock();
-            let mut counts = AttemptCounts::default();
+            let requests = node.requests(pod);
+            let mut counts = AdmissionCounts::default();
             let before = node.shared().cloned();
             let admitted = node.admit(&requests, devices, &mut counts);
             let took = self.shared.clock.boot().saturating_sub(began);
-            self.shared.metrics.admitted(counts, &admitted, took);
+            self.shared.metrics.admitted(&counts, &admitted, took);
             admitted?;
             self.shared.notify_if(before.as_ref() != node.shared());
         }
@@ -176,8 +179,13 @@ impl Placement {
     /// while the pod ran. A pod that runs is never rejected.
     pub async fn keep(&self, pod: &Pod, devices: DeviceHints<'_>) {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        if self.shared.node.lock().holds(uid) {
-            return;
+        {
+            let mut node = self.shared.node.lock();
+            if node.holds(uid) {
+                let requests = node.requests(pod);
+                node.recognize(&requests);
+                return;
+            }
         }
         if let Err(error) = self.admit(pod, devices).await {
             let name = pod.metadata.name.as_deref().unwrap_or_default();
@@ -223,7 +231,8 @@ impl Placement {
     pub async fn start_container(&self, pod: &Pod, container: &str) {
         let is_changed = {
             let mut node = self.shared.node.lock();
-            node.memory().is_some() && node.start(&PodRequests::of(pod), container)
+            let requests = node.requests(pod);
+            node.memory().is_some() && node.start(&requests, container)
         };
         if is_changed {
             self.shared.persist_or_log().await;
@@ -291,21 +300,16 @@ impl Shared {
 
     /// Writes the state files, if they have changed.
     async fn persist(&self) -> std::io::Result<()> {
-        // Held during the write: a later state is written later.
-        let files = self.files.lock().await;
-        let content = {
+        let content = || {
             let node = self.node.lock();
             self.metrics.publish(&node);
-            PlacementContent::of(&node).map_err(std::io::Error::other)?
+            PlacementContent::of(&node).map_err(std::io::Error::other)
         };
-        let files = Arc::clone(&files);
-        task::blocking(move || files.lock().write(content)).await
+        self.files.write(content, PlacementFiles::write).await
     }
 
     async fn persist_or_log(&self) {
-        if let Err(error) = self.persist().await {
-            tracing::error!(error = error_chain(&error), "failed to write the state of CPUs and memory");
-        }
+        self.files.log(self.persist().await);
     }
 }
 

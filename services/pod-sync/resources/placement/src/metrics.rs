@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use pod_sync_cpus::CpuManager;
 use pod_sync_machine::NumaNode;
+use pod_sync_topology::{PodLevel, PolicyName};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use quintlet_telemetry::metrics::{counter, gauge, gauge_family, histogram_of};
+use quintlet_telemetry::metrics::{counter, counter_family, gauge, gauge_family, histogram_of};
 
-use crate::admission::{AttemptCounts, NodePlacement, PlacementError};
+use crate::admission::{NodePlacement, PlacementError};
+use crate::counts::{AdmissionCounts, CONTAINER, NUMA_NODE, PHYSICAL_CPU, POD, Tally, UNCORE_CACHE};
 
 /// Upper bounds in milliseconds: 0.05, doubled 14 times.
 const MILLISECONDS: &[f64] =
@@ -21,6 +23,92 @@ const MILLISECONDS: &[f64] =
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct NumaNodeLabel {
     numa_node: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AlignmentLabels {
+    boundary: &'static str,
+    scope: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SourceLabels {
+    resource_name: &'static str,
+    source: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AssignmentLabels {
+    assignment_type: &'static str,
+    resource_name: &'static str,
+}
+
+/// Metrics that a kubelet has with the feature gate `PodLevelResourceManagers` only.
+#[derive(Debug, Clone)]
+struct PodLevelMetrics {
+    allocations: Family<SourceLabels, Counter>,
+    errors: Family<SourceLabels, Counter>,
+    // The kubelet's counters without the suffix `_total` are gauges here.
+    assignments: Family<AssignmentLabels, Gauge>,
+}
+
+impl PodLevelMetrics {
+    fn new() -> Self {
+        Self {
+            allocations: counter_family(
+                "resource_manager_allocations",
+                "Total number of exclusive resource allocations, by resource and the pool that they come from",
+            ),
+            errors: counter_family(
+                "resource_manager_allocation_errors",
+                "Total number of failed exclusive resource allocations, by resource and the pool that they would come from",
+            ),
+            assignments: gauge_family(
+                "resource_manager_container_assignments",
+                "Cumulative number of containers by the type of their resource assignment",
+            ),
+        }
+    }
+
+    fn count(&self, counts: &AdmissionCounts) {
+        let source = |(resource_name, source)| SourceLabels { resource_name, source };
+        add(&self.allocations, &counts.allocations, source);
+        add(&self.errors, &counts.errors, source);
+        let labels = |(resource_name, assignment_type)| AssignmentLabels { assignment_type, resource_name };
+        add(&self.assignments, &counts.assignments, labels);
+    }
+}
+
+/// Adds the counts of a tally to a family.
+fn add<L, M>(family: &Family<L, M>, tally: &Tally, labels: impl Fn(crate::counts::Labels) -> L)
+where
+    L: Clone + std::hash::Hash + Eq,
+    M: Add + Default,
+{
+    for (pair, count) in &tally.0 {
+        family.get_or_create(&labels(*pair)).add(*count);
+    }
+}
+
+/// A metric that only rises.
+trait Add {
+    fn add(&self, count: u64);
+}
+
+impl Add for Counter {
+    fn add(&self, count: u64) {
+        self.inc_by(count);
+    }
+}
+
+impl Add for Gauge {
+    fn add(&self, count: u64) {
+        self.inc_by(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+}
+
+fn alignment((scope, boundary): crate::counts::Labels) -> AlignmentLabels {
+    AlignmentLabels { boundary, scope }
 }
 
 #[derive(Debug, Clone)]
@@ -35,10 +123,31 @@ pub(crate) struct PlacementMetrics {
     admissions: Counter,
     admission_errors: Counter,
     admission_duration: Histogram,
+    aligned: Family<AlignmentLabels, Gauge>,
+    unaligned: Family<AlignmentLabels, Gauge>,
+    pod_level: Option<PodLevelMetrics>,
 }
 
-impl Default for PlacementMetrics {
-    fn default() -> Self {
+impl PlacementMetrics {
+    /// Returns the metrics of a node. Series of its policies exist from the start.
+    pub(crate) fn new(node: &NodePlacement) -> Self {
+        let metrics = Self::registered(node.pod_level() != PodLevel::Unmanaged);
+        let (aligned, unaligned) = (&metrics.aligned, &metrics.unaligned);
+        if node.topology().name() != PolicyName::None {
+            for scope in [CONTAINER, POD] {
+                drop(aligned.get_or_create(&alignment((scope, NUMA_NODE))));
+                drop(unaligned.get_or_create(&alignment((scope, NUMA_NODE))));
+            }
+        }
+        if node.cpus().is_some() {
+            drop(aligned.get_or_create(&alignment((CONTAINER, PHYSICAL_CPU))));
+            drop(unaligned.get_or_create(&alignment((CONTAINER, PHYSICAL_CPU))));
+            drop(aligned.get_or_create(&alignment((CONTAINER, UNCORE_CACHE))));
+        }
+        metrics
+    }
+
+    fn registered(has_pod_level: bool) -> Self {
         Self {
             cpu_requests: counter(
                 "kubelet_cpu_manager_pinning_requests",
@@ -81,15 +190,22 @@ impl Default for PlacementMetrics {
                 "Duration in milliseconds to serve a pod admission request",
                 MILLISECONDS,
             ),
+            aligned: gauge_family(
+                "kubelet_container_aligned_compute_resources_count",
+                "Cumulative number of aligned compute resources allocated to containers by alignment type",
+            ),
+            unaligned: gauge_family(
+                "kubelet_container_aligned_compute_resources_failure_count",
+                "Cumulative number of failures to allocate aligned compute resources to containers by alignment type",
+            ),
+            pod_level: has_pod_level.then(PodLevelMetrics::new),
         }
     }
-}
 
-impl PlacementMetrics {
     /// Counts an admission.
     pub(crate) fn admitted(
         &self,
-        counts: AttemptCounts,
+        counts: &AdmissionCounts,
         result: &Result<(), PlacementError>,
         took: Duration,
     ) {
@@ -97,6 +213,11 @@ impl PlacementMetrics {
         self.admission_duration.observe(took.as_secs_f64() * 1000.0);
         self.cpu_requests.inc_by(counts.cpus);
         self.memory_requests.inc_by(counts.memory);
+        add(&self.aligned, &counts.aligned, alignment);
+        add(&self.unaligned, &counts.unaligned, alignment);
+        if let Some(metrics) = &self.pod_level {
+            metrics.count(counts);
+        }
         let Err(error) = result else { return };
         self.admission_errors.inc();
         match error {
@@ -111,7 +232,8 @@ impl PlacementMetrics {
     }
 
     /// Counts an admission that failed before anything was allocated.
-    pub(crate) fn not_aligned(&self) {
+    pub(crate) fn not_aligned(&self, counts: &AdmissionCounts) {
+        add(&self.unaligned, &counts.unaligned, alignment);
         self.admissions.inc();
         self.admission_errors.inc();
     }

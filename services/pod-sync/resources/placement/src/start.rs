@@ -6,14 +6,11 @@ use pod_sync_cpus::policy::ReservedCpus;
 use pod_sync_cpus::{CpuOptions, StaticPolicy};
 use pod_sync_machine::{CpuSet, Machine, discover};
 use pod_sync_memory::{NodeTables, ReservedMemory};
-use pod_sync_topology::{PolicyName, TopologyOptions, TopologyPolicy, TopologyScope};
+use pod_sync_topology::{PolicyName, TopologyOptions, TopologyPolicy};
 
 use crate::admission::NodePlacement;
-use crate::args::PlacementSettings;
-use crate::files::{
-    NO_CPU_POLICY, NO_MEMORY_POLICY, PlacementContent, PlacementFiles, ReadFiles, StartError, restore_cpus,
-    restore_memory,
-};
+use crate::args::{CpuPolicyName, MemoryPolicyName, PlacementSettings};
+use crate::files::{PlacementContent, PlacementFiles, ReadFiles, StartError, restore_cpus, restore_memory};
 
 /// The managers of a node at its start.
 #[derive(Debug)]
@@ -33,10 +30,11 @@ pub(crate) fn start(
     root_dir: &Path,
     sys: &Path,
 ) -> Result<StartedPlacement, StartError> {
-    let topology_policy = name(&settings.topology_policy)?;
-    let scope = name(&settings.topology_scope)?;
-    let needs_machine = settings.cpu_policy != NO_CPU_POLICY
-        || settings.memory_policy != NO_MEMORY_POLICY
+    let PlacementSettings {
+        cpu_policy: cpus, memory_policy: memory, topology_policy, topology_scope, ..
+    } = *settings;
+    let needs_machine = cpus != CpuPolicyName::None
+        || memory != MemoryPolicyName::None
         || topology_policy != PolicyName::None;
     let machine = match discover(sys) {
         Ok(machine) => machine,
@@ -53,13 +51,15 @@ pub(crate) fn start(
         cpu_policy(settings, topology_policy, &machine)?,
         cpu_bytes.as_deref(),
         &root_dir.join(pod_sync_cpus::checkpoint::CHECKPOINT),
+        settings.pod_level(),
     )?;
     let memory = restore_memory(
         unused_memory(settings, &machine)?,
         memory_bytes.as_deref(),
         &root_dir.join(pod_sync_memory::checkpoint::CHECKPOINT),
+        settings.pod_level(),
     )?;
-    let node = NodePlacement::new(cpus, memory, topology, scope);
+    let node = NodePlacement::new(cpus, memory, topology, topology_scope, settings.pod_level());
     let content = PlacementContent::of(&node).map_err(std::io::Error::other);
     match content.and_then(|content| files.write(content)) {
         Ok(()) => {}
@@ -71,13 +71,6 @@ pub(crate) fn start(
         }
     }
     Ok(StartedPlacement { node, machine, files })
-}
-
-fn name<T: std::str::FromStr>(text: &str) -> Result<T, StartError>
-where
-    T::Err: std::fmt::Display,
-{
-    text.parse().map_err(|error: T::Err| StartError::Name(error.to_string()))
 }
 
 fn topology(
@@ -102,7 +95,7 @@ fn cpu_policy(
     machine: &Machine,
 ) -> Result<Option<StaticPolicy>, StartError> {
     let options = &settings.cpu_options;
-    if settings.cpu_policy == NO_CPU_POLICY {
+    if settings.cpu_policy == CpuPolicyName::None {
         if options.is_empty() {
             return Ok(None);
         }
@@ -124,31 +117,11 @@ fn cpu_policy(
 
 /// Returns the memory of the machine without assignments; `None` for the policy `None`.
 fn unused_memory(settings: &PlacementSettings, machine: &Machine) -> Result<Option<NodeTables>, StartError> {
-    if settings.memory_policy == NO_MEMORY_POLICY {
+    if settings.memory_policy == MemoryPolicyName::None {
         return Ok(None);
     }
     let reserved = ReservedMemory::new(settings.reserved_memory.clone(), &settings.memory_of_node, machine)?;
     Ok(Some(NodeTables::unused(machine, &reserved)))
-}
-
-/// Returns the name of an alignment in the configuration.
-#[must_use]
-pub fn policy_name(policy: PolicyName) -> &'static str {
-    match policy {
-        PolicyName::None => "none",
-        PolicyName::BestEffort => "best-effort",
-        PolicyName::Restricted => "restricted",
-        PolicyName::SingleNumaNode => "single-numa-node",
-    }
-}
-
-/// Returns the name of a scope in the configuration.
-#[must_use]
-pub fn scope_name(scope: TopologyScope) -> &'static str {
-    match scope {
-        TopologyScope::Container => "container",
-        TopologyScope::Pod => "pod",
-    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use pod_sync_memory::MemoryKind;
 use quintlet_testkit::pods::pod_json;
 use serde_json::{Value, json};
 
-use crate::args::PlacementSettings;
+use crate::args::{CpuPolicyName, MemoryPolicyName, PlacementSettings};
 
 /// Memory of each NUMA node of [`write_machine`].
 pub(crate) const NODE_BYTES: u64 = 4 << 30;
@@ -40,17 +40,18 @@ pub(crate) fn write_machine(sys: &Path, nodes: u32) {
 pub(crate) fn settings(topology: &str, scope: &str) -> PlacementSettings {
     let half: u64 = 512 << 20;
     PlacementSettings {
-        cpu_policy: "static".to_owned(),
+        cpu_policy: CpuPolicyName::Static,
         cpu_options: BTreeMap::new(),
         cpu_gates: CpuGates { alpha: false, beta: true },
         reserved_cpus: "0".to_owned(),
         reserved_milli_cpus: Some(1000),
-        memory_policy: "Static".to_owned(),
+        memory_policy: MemoryPolicyName::Static,
         reserved_memory: [(0.try_into().unwrap(), [(MemoryKind::memory(), half)].into())].into(),
         memory_of_node: [(MemoryKind::memory(), half)].into(),
-        topology_policy: topology.to_owned(),
-        topology_scope: scope.to_owned(),
+        topology_policy: topology.parse().unwrap(),
+        topology_scope: scope.parse().unwrap(),
         topology_options: BTreeMap::new(),
+        has_pod_level: false,
     }
 }
 

@@ -33,33 +33,3 @@ pub trait ExclusiveResources: Send + Sync + fmt::Debug {
     /// Returns the memory that containers may have, assigned or not.
     fn allocatable_memory(&self) -> Vec<MemoryBlock>;
 }
-
-/// The assignments of the policy `none`: there are none.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NoExclusiveResources;
-
-impl ExclusiveResources for NoExclusiveResources {
-    fn cpus(&self, _: &str, _: &str) -> Vec<i64> {
-        Vec::new()
-    }
-
-    fn memory(&self, _: &str, _: &str) -> Vec<MemoryBlock> {
-        Vec::new()
-    }
-
-    fn pod_cpus(&self, _: &str) -> Vec<i64> {
-        Vec::new()
-    }
-
-    fn pod_memory(&self, _: &str) -> Vec<MemoryBlock> {
-        Vec::new()
-    }
-
-    fn allocatable_cpus(&self) -> Vec<i64> {
-        Vec::new()
-    }
-
-    fn allocatable_memory(&self) -> Vec<MemoryBlock> {
-        Vec::new()
-    }
-}

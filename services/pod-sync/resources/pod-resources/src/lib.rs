@@ -20,6 +20,6 @@ mod service;
 mod test_pods;
 
 pub use crate::answers::HeldResources;
-pub use crate::exclusive::{ExclusiveResources, MemoryBlock, NoExclusiveResources};
+pub use crate::exclusive::{ExclusiveResources, MemoryBlock};
 pub use crate::server::{listen, socket};
 pub use crate::service::{PodResourcesApi, PodSource};

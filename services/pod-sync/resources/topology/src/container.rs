@@ -11,6 +11,17 @@ pub enum ContainerKind {
     Regular,
 }
 
+/// What the managers do with resources of the pod level (`PodLevelResourceManagers`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PodLevel {
+    /// Nothing: a pod that has some gets no CPUs and no memory of its own.
+    Unmanaged,
+    /// The Guaranteed containers of such a pod get CPUs and memory, each on its own.
+    Containers,
+    /// The pod gets CPUs and memory as a whole. Its Guaranteed containers get parts of them, its other containers share the rest.
+    Pod,
+}
+
 /// The containers of a request, by the scope of the topology manager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestScope<'a> {

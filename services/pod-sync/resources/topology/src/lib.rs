@@ -13,7 +13,7 @@ mod merge;
 pub mod options;
 pub mod policy;
 
-pub use crate::container::{ContainerKind, RequestScope};
+pub use crate::container::{ContainerKind, PodLevel, RequestScope};
 pub use crate::hint::{Hint, Hints};
 pub use crate::options::{TopologyOptionError, TopologyOptions};
 pub use crate::policy::{

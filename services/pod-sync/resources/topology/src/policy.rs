@@ -39,16 +39,41 @@ pub struct UnknownName {
     name: String,
 }
 
+impl PolicyName {
+    /// All policies.
+    pub const ALL: [Self; 4] = [Self::None, Self::BestEffort, Self::Restricted, Self::SingleNumaNode];
+
+    /// Returns the name in the configuration.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::BestEffort => "best-effort",
+            Self::Restricted => "restricted",
+            Self::SingleNumaNode => "single-numa-node",
+        }
+    }
+}
+
 impl FromStr for PolicyName {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        match name {
-            "" | "none" => Ok(Self::None),
-            "best-effort" => Ok(Self::BestEffort),
-            "restricted" => Ok(Self::Restricted),
-            "single-numa-node" => Ok(Self::SingleNumaNode),
-            _ => Err(UnknownName { kind: "policy", name: name.to_owned() }),
+        let known = Self::ALL.into_iter().find(|policy| policy.as_str() == name);
+        known.ok_or_else(|| UnknownName { kind: "policy", name: name.to_owned() })
+    }
+}
+
+impl TopologyScope {
+    /// All scopes.
+    pub const ALL: [Self; 2] = [Self::Container, Self::Pod];
+
+    /// Returns the name in the configuration.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Container => "container",
+            Self::Pod => "pod",
         }
     }
 }
@@ -57,11 +82,8 @@ impl FromStr for TopologyScope {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        match name {
-            "" | "container" => Ok(Self::Container),
-            "pod" => Ok(Self::Pod),
-            _ => Err(UnknownName { kind: "scope", name: name.to_owned() }),
-        }
+        let known = Self::ALL.into_iter().find(|scope| scope.as_str() == name);
+        known.ok_or_else(|| UnknownName { kind: "scope", name: name.to_owned() })
     }
 }
 
@@ -76,14 +98,20 @@ pub enum UnsupportedMachine {
     NoDistances,
 }
 
-/// The resources of a pod cannot be aligned. The pod is rejected with this reason and text.
+/// The resources of a pod cannot be aligned. The pod is rejected with this reason and text, which are the kubelet's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("Resources cannot be allocated with Topology locality")]
-pub struct TopologyAffinityError;
-
-impl TopologyAffinityError {
-    /// Reason of the rejection.
-    pub const REASON: &'static str = "TopologyAffinityError";
+pub enum TopologyAffinityError {
+    /// The pod has no resources of the pod level, or they do not count.
+    #[error("Resources cannot be allocated with Topology locality")]
+    Resources,
+    /// The pod has resources of the pod level, and its containers are aligned on their own.
+    #[error(
+        "Pod Scope pod with pod-level resources failed admission with a container-level topology manager"
+    )]
+    PodLevelByContainer,
+    /// The pod has resources of the pod level, and is aligned as a whole.
+    #[error("Pod Scope pod with pod-level resources failed admission under pod-scope topology manager")]
+    PodLevel,
 }
 
 /// The result of a merge.

@@ -1,7 +1,5 @@
 //! Prepares the claims of a pod before its sandbox, and unprepares them after its containers.
 
-use std::time::Duration;
-
 use k8s_openapi::api::core::v1::{Container, Pod};
 use pod_sync_claims::{ClaimError, has_claims};
 use pod_sync_clients::EventType;
@@ -16,9 +14,6 @@ use crate::context::PodEnvironment;
 /// Event reason for claims that cannot be prepared (`pkg/kubelet/events`).
 const FAILED: &str = "FailedPrepareDynamicResources";
 
-/// Time after which the drivers that a pod waits for are named: their calls have begun then.
-const DESCRIPTION: Duration = Duration::from_secs(1);
-
 impl Preparation<'_> {
     /// Prepares the claims of the pod: before each sandbox, since the machine may have restarted, and before a container if the record does
     /// not have them.
@@ -29,13 +24,21 @@ impl Preparation<'_> {
             return Ok(());
         }
         let uid = uid.clone();
+        let mut operations = claims.operations();
         let mut prepare = std::pin::pin!(claims.prepare(&uid, pod, self.cancel));
+        let mut described = None;
         let prepared = loop {
-            let waiting = Waiting::Claims { claims: claims.describe(pod), error: None };
-            self.tracker.view.meanwhile(waiting);
-            // The wait only repeats the description.
-            if let Ok(prepared) = tokio::time::timeout(DESCRIPTION, &mut prepare).await {
-                break prepared;
+            // The drivers are known once their calls begin.
+            let description = claims.describe(pod);
+            if described.as_ref() != Some(&description) {
+                let waiting = Waiting::Claims { claims: description.clone(), error: None };
+                self.tracker.view.meanwhile(waiting);
+                described = Some(description);
+            }
+            // Dropping the wait for an operation loses nothing.
+            tokio::select! {
+                prepared = &mut prepare => break prepared,
+                Ok(()) = operations.changed() => {}
             }
         };
         match prepared {

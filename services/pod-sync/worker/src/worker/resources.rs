@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::EventType;
-use pod_sync_decisions::status::{KillCause, UNEXPECTED_ADMISSION};
+use pod_sync_decisions::status::KillCause;
 use pod_sync_decisions::waiting::Waiting;
 use pod_sync_devices::{Alignment, DeviceAdmission, DeviceError, may_need_devices};
 use pod_sync_node_decisions::admission::Rejection;
 use pod_sync_placement::{AdmissionFailure, PlacementError};
-use pod_sync_topology::{RequestScope, TopologyAffinityError};
+use pod_sync_topology::RequestScope;
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::{ContainerState, PodRuntime, SandboxState};
 use tokio_util::sync::CancellationToken;
@@ -49,7 +49,7 @@ pub(super) enum ResourceDecision {
 enum Attempt {
     Held,
     Waits { resource: String, until: Duration },
-    Rejected(Rejection),
+    Rejected { cause: KillCause, message: String },
 }
 
 impl ResourceProgress {
@@ -94,7 +94,8 @@ impl ResourceProgress {
                 tracker.view.wait_for(Waiting::Devices { plugins }, Some(until));
                 Ok(ResourceDecision::Wait(until.saturating_sub(ctx.clock.boot())))
             }
-            Attempt::Rejected(rejection) => {
+            Attempt::Rejected { cause, message } => {
+                let rejection = Rejection { reason: cause.reason().to_owned(), message };
                 ctx.reporting.metrics.pod_rejected(&rejection.reason);
                 self.rejected = Some(rejection.clone());
                 if pass.runtime.sandboxes.is_empty() && pass.runtime.containers.is_empty() {
@@ -103,7 +104,6 @@ impl ResourceProgress {
                     return Ok(ResourceDecision::Reject(rejection));
                 }
                 let (reporting, control) = (&ctx.reporting, &ctx.control);
-                let cause = KillCause::of_rejection(&rejection.reason);
                 Err(terminate_rejected(reporting, control, tracker, pod, cause, &rejection.message))
             }
         }
@@ -130,7 +130,7 @@ async fn attempt(
                 return Ok(Attempt::Waits { resource, until });
             }
             Ok(DeviceAdmission::Cancelled) => return Err(Halt::Cancelled),
-            Err(error) => return Ok(Attempt::Rejected(rejection(&error))),
+            Err(error) => return Ok(rejected(&error)),
         }
         let error = match placement.admit(pod, &hints).await {
             Ok(()) => return Ok(Attempt::Held),
@@ -145,10 +145,7 @@ async fn attempt(
         }
         left = left.saturating_sub(1);
         if !has_devices || left == 0 || !matches!(error, PlacementError::Topology(_)) {
-            return Ok(Attempt::Rejected(Rejection {
-                reason: error.reason().to_owned(),
-                message: error.message(),
-            }));
+            return Ok(Attempt::Rejected { cause: error.cause(), message: error.message() });
         }
     }
 }
@@ -170,13 +167,13 @@ fn runs(runtime: &PodRuntime) -> bool {
 }
 
 /// Returns the rejection for a pod that does not get its devices (`pkg/kubelet/cm/admission: GetPodAdmitResult`).
-fn rejection(error: &DeviceError) -> Rejection {
+fn rejected(error: &DeviceError) -> Attempt {
     match error {
         DeviceError::Topology(error) => {
-            Rejection { reason: TopologyAffinityError::REASON.to_owned(), message: error.to_string() }
+            Attempt::Rejected { cause: KillCause::TopologyAffinity, message: error.to_string() }
         }
-        other => Rejection {
-            reason: UNEXPECTED_ADMISSION.to_owned(),
+        other => Attempt::Rejected {
+            cause: KillCause::UnexpectedAdmission,
             message: format!("Allocate failed due to {other}, which is unexpected"),
         },
     }

@@ -79,6 +79,9 @@ pub const CPU_ALPHA_OPTIONS: &str = "CPUManagerPolicyAlphaOptions";
 /// If true, options of the CPU manager that are beta can be set.
 pub const CPU_BETA_OPTIONS: &str = "CPUManagerPolicyBetaOptions";
 
+/// If true, the CPU, memory and topology manager act on resources of the pod level.
+pub const POD_LEVEL_MANAGERS: &str = "PodLevelResourceManagers";
+
 /// If true, PersistentVolumes of all access modes are mounted with an SELinux label.
 pub const SELINUX_MOUNT: &str = "SELinuxMount";
 
@@ -128,6 +131,7 @@ pub const SETTABLE: &[Gate] = &[
     on(SELINUX_MOUNT, GA),
     off(CPU_ALPHA_OPTIONS, ALPHA),
     on(CPU_BETA_OPTIONS, BETA),
+    off(POD_LEVEL_MANAGERS, BETA),
     off(H2C_PROBES, ALPHA),
     off(GRPC_PROBE_TLS, ALPHA),
     off(BIND_MOUNT_OPTIONS, ALPHA),
@@ -210,7 +214,6 @@ pub const GATES: &[Gate] = &[
     on("NodeSwap", GA),
     on("PodAndContainerStatsFromCRI", BETA),
     off("PodLevelCheckpointRestore", ALPHA),
-    off("PodLevelResourceManagers", BETA),
     on("PodLevelResources", BETA),
     on("PodLifecycleSleepAction", GA),
     on("PodLifecycleSleepActionAllowZero", GA),

@@ -425,8 +425,7 @@ fn a_kubeadm_file_is_accepted_and_lacks_no_feature() {
     assert_eq!(text(&config, "syncFrequency"), "1m");
     assert_eq!(text(&config, "nodeStatusReportFrequency"), "5m");
     assert_eq!(text(&config, "containerRuntimeEndpoint"), "unix:///run/containerd/containerd.sock");
-    assert_eq!(config.fixed_gates(Service::PodSync), None);
-    assert_eq!(config.fixed_gates(Service::Pleg), None);
+    assert_eq!(config.fixed_gates(), None);
     assert_eq!(config.ignored(Service::PodSync), []);
 }
 
@@ -437,10 +436,7 @@ fn a_field_without_an_effect_is_reported_once_with_its_value() {
          kubeReservedCgroup: /k\nenforceNodeAllocatable: [pods, kube-reserved]\nhairpinMode: none\ncpuManagerPolicy: none\n"
     ))
     .expect("a good file");
-    assert_eq!(
-        config.fixed_gates(Service::PodSync).as_deref(),
-        Some("featureGates.KubeletSeparateDiskGC: true")
-    );
+    assert_eq!(config.fixed_gates().as_deref(), Some("featureGates.KubeletSeparateDiskGC: true"));
     assert_eq!(config.ignored(Service::PodSync)[0].0, "hairpinMode: none");
     assert!(
         render(&config.warnings)

@@ -48,7 +48,7 @@ fn use_it(config: &Config) {
         }
     }
     for service in Service::ALL {
-        let _ = (config.fixed_gates(service), config.ignored(service));
+        let _ = (config.fixed_gates(), config.ignored(service));
     }
 }
 

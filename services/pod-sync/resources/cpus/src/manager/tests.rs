@@ -9,18 +9,18 @@ use crate::policy::ReservedCpus;
 use crate::requests::CpuRequest;
 use crate::test_machines::{DUAL_SOCKET, FOUR_NODES, SINGLE_SOCKET_SMT, Shape, machine};
 
-fn cpus(text: &str) -> CpuSet {
+pub(super) fn cpus(text: &str) -> CpuSet {
     text.parse().unwrap()
 }
 
 fn manager(shape: Shape, options: CpuOptions) -> CpuManager {
     let reserved = ReservedCpus::These(cpus("0"));
     let policy = StaticPolicy::new(machine(shape), options, reserved, PolicyName::None).unwrap();
-    CpuManager::new(policy, CpuAssignments::default()).unwrap()
+    CpuManager::new(policy, CpuAssignments::default(), PodLevel::Pod).unwrap()
 }
 
 /// Parses requests such as `i:init=2 s:sidecar=1 main=3`.
-fn pod(uid: &str, text: &str) -> PodCpuRequests {
+pub(super) fn pod(uid: &str, text: &str) -> PodCpuRequests {
     let request = |word: &str| {
         let (name, count) = word.split_once('=').unwrap();
         let (container, kind) = match name.split_once(':') {
@@ -30,7 +30,11 @@ fn pod(uid: &str, text: &str) -> PodCpuRequests {
         };
         CpuRequest { container: container.to_owned(), kind, count: count.parse().unwrap() }
     };
-    PodCpuRequests { pod: uid.to_owned(), containers: text.split_whitespace().map(request).collect() }
+    PodCpuRequests {
+        pod: uid.to_owned(),
+        containers: text.split_whitespace().map(request).collect(),
+        budget: None,
+    }
 }
 
 fn admit(manager: &mut CpuManager, pod: &PodCpuRequests) -> Result<(), AllocateError> {
@@ -41,7 +45,7 @@ fn held(manager: &CpuManager, pod: &str, container: &str) -> String {
     manager.cpus(pod, container).cpus().to_string()
 }
 
-fn shown(hints: &Hints) -> String {
+pub(super) fn shown(hints: &Hints) -> String {
     let Hints::OneOf(hints) = hints else { return "any".to_owned() };
     let hint = |hint: &Hint| format!("{}{}", hint.nodes.unwrap(), if hint.is_preferred { "!" } else { "" });
     hints.iter().map(hint).collect::<Vec<_>>().join(" ")
@@ -59,7 +63,7 @@ fn a_container_gets_cpus_and_gives_them_back() {
     assert_eq!(held(&manager, "p", "main"), "1,5");
     manager.release("p", "main");
     assert_eq!(manager.assignments().shared, cpus("0-7"));
-    assert_eq!(manager.assignments().all_exclusive().count(), 0);
+    assert_eq!(manager.assignments().containers().count(), 0);
     manager.release("p", "main");
 }
 
@@ -110,7 +114,8 @@ fn a_container_keeps_its_cpus_where_whole_cores_are_required() {
     let pod = pod("p", "main=6");
     admit(&mut first, &pod).unwrap();
     // After a restart the container holds all free cores.
-    let mut second = CpuManager::new(first.policy().clone(), first.assignments().clone()).unwrap();
+    let mut second =
+        CpuManager::new(first.policy().clone(), first.assignments().clone(), PodLevel::Pod).unwrap();
     assert_eq!(admit(&mut second, &pod), Ok(()));
     assert_eq!(held(&second, "p", "main"), "1-3,5-7");
 }
@@ -209,10 +214,10 @@ proptest! {
             let mut all: Vec<CpuId> = manager.assignments().shared.iter().collect();
             for number in 0..4 {
                 let uid = format!("pod{number}");
-                let of_pod = manager.assignments().all_exclusive().filter(|(pod, _, _)| *pod == uid);
+                let of_pod = manager.assignments().containers().filter(|(pod, _, _)| *pod == uid);
                 let kept = of_pod.fold(CpuSet::new(), |kept, (_, _, cpus)| kept.union(cpus));
                 all.extend(kept.iter());
-                let regular = ["main", "side"].map(|name| manager.assignments().exclusive(&uid, name).cloned());
+                let regular = ["main", "side"].map(|name| manager.assignments().container(&uid, name).cloned());
                 if let [Some(main), Some(side)] = regular {
                     prop_assert!(main.is_disjoint(&side));
                 }
@@ -221,9 +226,9 @@ proptest! {
             prop_assert_eq!(all, manager.policy().topology().cpus().iter().collect::<Vec<_>>());
             prop_assert!(manager.assignments().shared.contains(CpuId::new(0)));
             if restarts {
-                let written = crate::checkpoint::encode("static", manager.assignments()).unwrap();
+                let written = crate::checkpoint::encode("static", manager.assignments(), false).unwrap();
                 let read = crate::checkpoint::decode(&written, "static", |_| None).unwrap();
-                let again = CpuManager::new(manager.policy().clone(), read).unwrap();
+                let again = CpuManager::new(manager.policy().clone(), read, PodLevel::Unmanaged).unwrap();
                 prop_assert_eq!(again.assignments(), manager.assignments());
                 manager = again;
             }

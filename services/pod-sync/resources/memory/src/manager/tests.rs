@@ -6,7 +6,7 @@ use super::*;
 use crate::checkpoint::{decode, encode};
 use crate::reserved::{ReservedError, ReservedMemory};
 
-const GIB: u64 = 1 << 30;
+pub(super) const GIB: u64 = 1 << 30;
 
 fn node(number: u64) -> NumaNode {
     NumaNode::try_from(number).unwrap()
@@ -23,14 +23,14 @@ fn machine(count: u64) -> Machine {
 }
 
 /// Parses amounts in GiB, such as `4` or `4+1` with huge pages.
-fn amounts(text: &str) -> Amounts {
+pub(super) fn amounts(text: &str) -> Amounts {
     let (memory, pages) = text.split_once('+').unwrap_or((text, ""));
     let amount = |kind, text: &str| (!text.is_empty()).then(|| (kind, text.parse::<u64>().unwrap() * GIB));
     let pages = amount(MemoryKind::huge_pages(2 << 20), pages);
     pages.into_iter().chain(amount(MemoryKind::memory(), memory)).collect()
 }
 
-fn unused(count: u64) -> NodeTables {
+pub(super) fn unused(count: u64) -> NodeTables {
     let machine = machine(count);
     // 1 GiB of each node is reserved, so that 8 GiB are left for pods.
     let reserved = (0..count).map(|number| (node(number), amounts("1"))).collect();
@@ -38,12 +38,13 @@ fn unused(count: u64) -> NodeTables {
     NodeTables::unused(&machine, &reserved)
 }
 
-fn manager(count: u64) -> MemoryManager {
-    MemoryManager::new(unused(count), NodeTables::default(), MemoryAssignments::default()).unwrap()
+pub(super) fn manager(count: u64) -> MemoryManager {
+    MemoryManager::new(unused(count), NodeTables::default(), MemoryAssignments::default(), PodLevel::Pod)
+        .unwrap()
 }
 
 /// Parses requests such as `i:init=2 s:sidecar=1 main=4+1`, in GiB.
-fn pod(uid: &str, text: &str) -> PodMemoryRequests {
+pub(super) fn pod(uid: &str, text: &str) -> PodMemoryRequests {
     let request = |word: &str| {
         let (name, size) = word.split_once('=').unwrap();
         let (container, kind) = match name.split_once(':') {
@@ -53,12 +54,16 @@ fn pod(uid: &str, text: &str) -> PodMemoryRequests {
         };
         MemoryRequest { container: container.to_owned(), kind, amounts: amounts(size) }
     };
-    PodMemoryRequests { pod: uid.to_owned(), containers: text.split_whitespace().map(request).collect() }
+    PodMemoryRequests {
+        pod: uid.to_owned(),
+        containers: text.split_whitespace().map(request).collect(),
+        budget: None,
+    }
 }
 
-const ANY: Hint = Hint { nodes: None, is_preferred: false };
+pub(super) const ANY: Hint = Hint { nodes: None, is_preferred: false };
 
-fn on(text: &str, is_preferred: bool) -> Hint {
+pub(super) fn on(text: &str, is_preferred: bool) -> Hint {
     Hint { nodes: Some(nodes(text)), is_preferred }
 }
 
@@ -225,7 +230,7 @@ fn assignments_that_do_not_fit_the_machine_are_refused() {
     let mut used = manager(2);
     admit(&mut used, &pod("p", "main=2+1")).unwrap();
     let new = |unused: NodeTables, tables: &NodeTables, assignments: &MemoryAssignments| {
-        MemoryManager::new(unused, tables.clone(), assignments.clone())
+        MemoryManager::new(unused, tables.clone(), assignments.clone(), PodLevel::Pod)
             .map(|_| ())
             .map_err(|error| error.to_string())
     };
@@ -299,7 +304,11 @@ impl RecordedStep {
             .filter(|(_, amount)| *amount > 0)
             .collect(),
         };
-        PodMemoryRequests { pod: self.pod.clone(), containers: self.containers.iter().map(request).collect() }
+        PodMemoryRequests {
+            pod: self.pod.clone(),
+            containers: self.containers.iter().map(request).collect(),
+            budget: None,
+        }
     }
 
     fn check(&self, manager: &mut MemoryManager) {
@@ -342,7 +351,8 @@ fn histories_are_those_of_the_kubelet() {
             table.free /= GIB;
         }
         let mut manager =
-            MemoryManager::new(tables, NodeTables::default(), MemoryAssignments::default()).unwrap();
+            MemoryManager::new(tables, NodeTables::default(), MemoryAssignments::default(), PodLevel::Pod)
+                .unwrap();
         history.steps.iter().for_each(|step| step.check(&mut manager));
     }
     assert!(recorded.lines().count() > 50);
@@ -351,7 +361,9 @@ fn histories_are_those_of_the_kubelet() {
 /// The obvious way: what each node can give, from the assignments of all containers.
 fn slow_free(count: u64, assignments: &MemoryAssignments, of_group: NumaNodes, kind: &MemoryKind) -> u64 {
     let total = unused(count).sum(of_group, kind, |table| table.allocatable);
-    let blocks = assignments.all().flat_map(|(_, _, blocks)| blocks);
+    let pods = assignments.pods().flat_map(|(_, blocks)| blocks);
+    let others = assignments.all().filter(|(pod, ..)| assignments.pod(pod).is_none());
+    let blocks = pods.chain(others.flat_map(|(_, _, blocks)| blocks));
     let used: u64 = blocks.filter(|b| b.kind == *kind && b.nodes.is_subset(of_group)).map(|b| b.bytes).sum();
     total.checked_sub(used).expect("more memory is given than there is")
 }
@@ -361,12 +373,30 @@ proptest! {
     // changes nothing.
     #[test]
     fn the_free_memory_is_what_no_container_has(
-        steps in prop::collection::vec((0_u8..6, 0_u8..4, 0_u64..9, 1_u64..20, 0_u64..2, any::<bool>()), 1..30),
+        steps in prop::collection::vec((0_u8..8, 0_u8..4, 0_u64..9, 1_u64..20, 0_u64..2, any::<bool>()), 1..30),
         count in 1_u64..5,
     ) {
         let mut manager = manager(count);
+        let mut wholes = BTreeMap::new();
         for (action, uid, init, main, pages, restarts) in steps {
             let uid = format!("pod{uid}");
+            if action == 0 {
+                wholes.remove(&uid);
+            }
+            if action > 5 {
+                let requests = PodMemoryRequests {
+                    budget: Some(amounts(&format!("{}+{pages}", main + 2))),
+                    ..pod(&uid, &format!("i:init={init} main={main} s:sidecar=1 log="))
+                };
+                let is_new = manager.assignments().all().all(|(pod, ..)| pod != uid);
+                if is_new && manager.allocate_pod(&requests, ANY).is_ok() {
+                    wholes.insert(uid, requests);
+                }
+                continue;
+            }
+            if wholes.contains_key(&uid) {
+                continue;
+            }
             let requests = pod(&uid, &format!("i:init={init} main={main}+{pages} s:sidecar=1"));
             match action {
                 0 => manager.retain(|pod, _| pod != uid),
@@ -386,9 +416,11 @@ proptest! {
                 prop_assert!(table.group.contains(*node));
             }
             if restarts {
-                let written = encode("Static", manager.tables(), manager.assignments()).unwrap();
+                let written = encode("Static", manager.tables(), manager.assignments(), true).unwrap();
                 let (tables, assignments) = decode(&written, "Static").unwrap();
-                let again = MemoryManager::new(unused(count), tables, assignments).unwrap();
+                let mut again = MemoryManager::new(unused(count), tables, assignments, PodLevel::Pod).unwrap();
+                // The file does not have which parts of pods are shared.
+                wholes.values().for_each(|requests| again.recognize(requests));
                 prop_assert_eq!(again.assignments(), manager.assignments());
                 manager = again;
             }

@@ -14,19 +14,20 @@ fn node(topology: &str, scope: &str, nodes: u32) -> NodePlacement {
     start(&settings(topology, scope), temp.path(), &temp.path().join("sys")).unwrap().node
 }
 
-fn no_devices(_: RequestScope<'_>) -> Vec<Hints> {
+pub(super) fn no_devices(_: RequestScope<'_>) -> Vec<Hints> {
     Vec::new()
 }
 
 fn admit(node: &mut NodePlacement, pod: &Pod) -> Result<(), String> {
-    let error = |error: PlacementError| format!("{}: {}", error.reason(), error.message());
-    node.admit(&PodRequests::of(pod), &no_devices, &mut AttemptCounts::default()).map_err(error)
+    let error = |error: PlacementError| format!("{}: {}", error.cause().reason(), error.message());
+    node.admit(&node.requests(pod), &no_devices, &mut AdmissionCounts::default()).map_err(error)
 }
 
 // Returns the CPUs and the NUMA nodes of a container.
-fn held(node: &NodePlacement, pod: &str, container: &str) -> String {
+pub(super) fn held(node: &NodePlacement, pod: &str, container: &str) -> String {
     let cpus = match node.container_cpus(pod, container) {
         Some(ContainerCpus::Exclusive(cpus)) => cpus.to_string(),
+        Some(ContainerCpus::PodShared(cpus)) => format!("({cpus})"),
         Some(ContainerCpus::Shared(_)) => "shared".to_owned(),
         None => "none".to_owned(),
     };
@@ -98,7 +99,7 @@ fn init_containers_leave_what_they_have_and_sidecars_keep_it() {
     assert_eq!(held(&node, "p", "sidecar"), "1 on 0");
     assert_eq!(held(&node, "p", "main"), "2-3 on 0");
     assert!(node.has_exclusive_cpus("p") && !node.has_exclusive_cpus("q"));
-    let requests = PodRequests::of(&pod);
+    let requests = node.requests(&pod);
     assert!(!node.start(&requests, "init") && node.start(&requests, "main"));
     assert_eq!(held(&node, "p", "init"), "1-2 on any", "its memory is that of main now");
     // All containers start again after a restart of the machine, with the same CPUs.
@@ -121,17 +122,19 @@ fn devices_take_part_in_the_alignment() {
         vec![Hints::OneOf(vec![hint(&[1], true), hint(&[0, 1], false)])]
     };
     let pod = single("p", "2", "1Gi");
-    let requests = PodRequests::of(&pod);
     let mut aligned = node("single-numa-node", "container", 2);
-    assert_eq!(aligned.clone().nodes_for(&requests, "main", &second), Ok(Some(on(&[1]))));
-    aligned.admit(&requests, &second, &mut AttemptCounts::default()).unwrap();
+    let requests = aligned.requests(&pod);
+    let mut counts = AdmissionCounts::default();
+    assert_eq!(aligned.clone().nodes_for(&requests, "main", &second, &mut counts), Ok(Some(on(&[1]))));
+    aligned.admit(&requests, &second, &mut AdmissionCounts::default()).unwrap();
     assert_eq!(held(&aligned, "p", "main"), "4-5 on 1");
     let none = |_: RequestScope<'_>| vec![Hints::OneOf(Vec::new())];
-    let other = PodRequests::of(&single("q", "1", "1Gi"));
-    assert_eq!(aligned.clone().nodes_for(&other, "main", &none), Err(TopologyAffinityError.into()));
-    let mut counts = AttemptCounts::default();
-    assert_eq!(aligned.admit(&other, &none, &mut counts), Err(TopologyAffinityError.into()));
-    assert_eq!(counts, AttemptCounts::default(), "nothing was attempted");
+    let other = aligned.requests(&single("q", "1", "1Gi"));
+    let refused = TopologyAffinityError::Resources;
+    let mut counts = AdmissionCounts::default();
+    assert_eq!(aligned.clone().nodes_for(&other, "main", &none, &mut counts), Err(refused.into()));
+    assert_eq!(aligned.admit(&other, &none, &mut counts), Err(refused.into()));
+    assert_eq!((counts.cpus, counts.memory), (0, 0), "nothing was attempted");
 }
 
 proptest! {
@@ -163,7 +166,7 @@ proptest! {
             let mut seen = assignments.shared.clone();
             prop_assert!(seen.contains(pod_sync_machine::CpuId::new(0)));
             for owner in (0..6).map(|owner| format!("p{owner}")) {
-                let own = assignments.all_exclusive().filter(|(pod, ..)| *pod == owner);
+                let own = assignments.containers().filter(|(pod, ..)| *pod == owner);
                 let own = own.fold(CpuSet::new(), |all, (.., cpus)| all.union(cpus));
                 prop_assert!(own.is_disjoint(&seen), "{owner} {own} {seen}");
                 seen = seen.union(&own);

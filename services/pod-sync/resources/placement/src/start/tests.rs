@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use pod_sync_topology::Hints;
 
 use super::*;
-use crate::admission::{AttemptCounts, PodRequests};
+use crate::counts::AdmissionCounts;
 use crate::tests::{settings, single, write_machine};
 
 struct Machines(tempfile::TempDir);
@@ -35,7 +35,7 @@ impl Machines {
 }
 
 fn off() -> PlacementSettings {
-    let (cpu_policy, memory_policy) = ("none".to_owned(), "None".to_owned());
+    let (cpu_policy, memory_policy) = (CpuPolicyName::None, MemoryPolicyName::None);
     PlacementSettings { cpu_policy, memory_policy, ..settings("none", "container") }
 }
 
@@ -66,9 +66,9 @@ fn the_state_files_of_a_new_node_are_those_of_a_kubelet() {
 fn a_node_continues_with_its_state_files_and_refuses_others_with_the_kubelets_text() {
     let machines = Machines::new(1);
     let mut started = machines.start(&settings("none", "container")).unwrap();
-    let requests = PodRequests::of(&single("p", "2", "1Gi"));
+    let requests = started.node.requests(&single("p", "2", "1Gi"));
     let devices = |_: pod_sync_topology::RequestScope<'_>| -> Vec<Hints> { Vec::new() };
-    started.node.admit(&requests, &devices, &mut AttemptCounts::default()).unwrap();
+    started.node.admit(&requests, &devices, &mut AdmissionCounts::default()).unwrap();
     started.files.write(PlacementContent::of(&started.node).unwrap()).unwrap();
     let again = machines.start(&settings("none", "container")).unwrap().node;
     assert_eq!(again.cpus().unwrap().assignments(), started.node.cpus().unwrap().assignments());
@@ -82,7 +82,8 @@ fn a_node_continues_with_its_state_files_and_refuses_others_with_the_kubelets_te
         refused.contains(&format!("{:?} before restarting Kubelet", machines.path("cpu_manager_state"))),
         "{refused}"
     );
-    let only_cpus = PlacementSettings { memory_policy: "None".to_owned(), ..settings("none", "container") };
+    let only_cpus =
+        PlacementSettings { memory_policy: MemoryPolicyName::None, ..settings("none", "container") };
     let refused = machines.start(&only_cpus).unwrap_err();
     assert!(
         refused.contains("configured policy \"None\" differs from state checkpoint policy \"Static\""),
@@ -112,6 +113,35 @@ fn a_node_continues_with_its_state_files_and_refuses_others_with_the_kubelets_te
 }
 
 #[test]
+fn a_node_with_the_gate_of_pods_continues_with_its_files_and_one_without_it_ends_what_whole_pods_have() {
+    let machines = Machines::new(1);
+    let on = PlacementSettings { has_pod_level: true, ..settings("restricted", "pod") };
+    let mut started = machines.start(&on).unwrap();
+    let amounts = serde_json::json!({"cpu": "2", "memory": "1Gi"});
+    let mut pod = single("p", "1", "512Mi");
+    let spec = pod.spec.as_mut().unwrap();
+    spec.resources =
+        Some(serde_json::from_value(serde_json::json!({"requests": amounts, "limits": amounts})).unwrap());
+    let requests = started.node.requests(&pod);
+    let devices = |_: pod_sync_topology::RequestScope<'_>| -> Vec<Hints> { Vec::new() };
+    started.node.admit(&requests, &devices, &mut AdmissionCounts::default()).unwrap();
+    started.files.write(PlacementContent::of(&started.node).unwrap()).unwrap();
+    assert!(machines.text("cpu_manager_state").contains(r#""podEntries":{"p":{"cpuSet":"1-2"}}"#));
+    let mut again = machines.start(&on).unwrap().node;
+    assert!(
+        again.holds("p") && !again.has_exclusive_cpus("p"),
+        "the file does not have which CPUs are exclusive"
+    );
+    again.recognize(&requests);
+    assert!(again.has_exclusive_cpus("p"));
+    let off = machines.start(&settings("restricted", "pod")).unwrap().node;
+    assert!(!off.holds("p"));
+    assert_eq!(off.shared().unwrap().to_string(), "0-3");
+    assert!(!machines.text("cpu_manager_state").contains("podEntries"));
+    machines.start(&on).unwrap();
+}
+
+#[test]
 fn a_configuration_that_the_kubelet_refuses_is_refused_with_its_text() {
     let refused = |change: &dyn Fn(&mut PlacementSettings)| {
         let mut settings = settings("single-numa-node", "container");
@@ -133,7 +163,7 @@ fn a_configuration_that_the_kubelet_refuses_is_refused_with_its_text() {
         text,
         "new static policy error: CPU Manager Policy Alpha-level Options not enabled, but option \"align-by-socket\" provided"
     );
-    let text = refused(&|s| (s.cpu_policy, s.cpu_options) = ("none".to_owned(), option("full-pcpus-only")));
+    let text = refused(&|s| (s.cpu_policy, s.cpu_options) = (CpuPolicyName::None, option("full-pcpus-only")));
     assert_eq!(
         text,
         "new none policy error: None policy: received unsupported options=map[full-pcpus-only:true]"

@@ -23,7 +23,7 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use crate::answers::HeldResources;
-use crate::exclusive::{ExclusiveResources, NoExclusiveResources};
+use crate::exclusive::{ExclusiveResources, MemoryBlock};
 use crate::service::PodSource;
 
 pub(crate) const GPU: &str = "example.com/gpu";
@@ -90,6 +90,36 @@ struct NoClaims;
 impl ClaimSource for NoClaims {
     async fn get(&self, _: &str, name: &str) -> Result<ResourceClaim, String> {
         Err(format!("no claim {name}"))
+    }
+}
+
+/// The assignments of the policy `none`: there are none.
+#[derive(Debug)]
+struct NoExclusiveResources;
+
+impl ExclusiveResources for NoExclusiveResources {
+    fn cpus(&self, _: &str, _: &str) -> Vec<i64> {
+        Vec::new()
+    }
+
+    fn memory(&self, _: &str, _: &str) -> Vec<MemoryBlock> {
+        Vec::new()
+    }
+
+    fn pod_cpus(&self, _: &str) -> Vec<i64> {
+        Vec::new()
+    }
+
+    fn pod_memory(&self, _: &str) -> Vec<MemoryBlock> {
+        Vec::new()
+    }
+
+    fn allocatable_cpus(&self) -> Vec<i64> {
+        Vec::new()
+    }
+
+    fn allocatable_memory(&self) -> Vec<MemoryBlock> {
+        Vec::new()
     }
 }
 

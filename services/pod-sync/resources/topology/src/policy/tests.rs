@@ -177,12 +177,14 @@ fn a_machine_needs_distances_and_not_too_many_nodes() {
 
 #[test]
 fn names_are_those_of_the_configuration() {
-    assert_eq!("".parse(), Ok(PolicyName::None));
+    assert_eq!(PolicyName::ALL.map(|policy| policy.as_str().parse()), PolicyName::ALL.map(Ok));
+    assert_eq!(TopologyScope::ALL.map(|scope| scope.as_str().parse()), TopologyScope::ALL.map(Ok));
     assert_eq!("single-numa-node".parse(), Ok(PolicyName::SingleNumaNode));
     assert_eq!("pod".parse(), Ok(TopologyScope::Pod));
     assert_eq!("x".parse::<PolicyName>().unwrap_err().to_string(), "unknown policy: \"x\"");
     assert_eq!("x".parse::<TopologyScope>().unwrap_err().to_string(), "unknown scope: \"x\"");
-    assert_eq!(TopologyAffinityError.to_string(), "Resources cannot be allocated with Topology locality");
+    let text = "Resources cannot be allocated with Topology locality";
+    assert_eq!(TopologyAffinityError::Resources.to_string(), text);
 }
 
 #[test]
