@@ -9,7 +9,7 @@ const LIMITS: [(&str, &str); 3] = [
 ];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let areas = ["common", "runtime", "pleg", "probe", "status", "podsync", "debug"];
+    let areas = ["common", "runtime", "pleg", "probe", "status", "podsync", "subscribe", "debug"];
     let files: Vec<String> = areas.iter().map(|a| format!("quintlet/{a}/v1/{a}.proto")).collect();
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     tonic_prost_build::configure()

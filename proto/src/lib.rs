@@ -85,6 +85,32 @@ pub mod podsync {
         tonic::include_proto!("quintlet.podsync.v1");
     }
 }
+/// Containers, probe results and pods for programs that are not part of Quintlet (pleg-service, probe-service, pod-sync).
+///
+/// Prints the exits of containers:
+///
+/// ```no_run
+/// use quintlet_proto::subscribe::v1::watch_containers_event::Event;
+/// use quintlet_proto::subscribe::v1::{ContainerState, WatchContainersRequest, containers_client::ContainersClient};
+///
+/// # async fn watch() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut pleg = ContainersClient::connect("unix:///run/quintlet/subscribe/pleg/subscribe.sock").await?;
+/// let mut events = pleg.watch(WatchContainersRequest::default()).await?.into_inner();
+/// while let Some(event) = events.message().await? {
+///     // To resume after a lost connection, keep `event.cursor` and send it as `resume`.
+///     let Some(Event::Pod(pod)) = event.event else { continue };
+///     for container in pod.containers.iter().filter(|c| c.state() == ContainerState::Exited) {
+///         println!("{}/{} {}: {} {}", pod.namespace, pod.name, container.name, container.exit_code, container.reason);
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub mod subscribe {
+    pub mod v1 {
+        tonic::include_proto!("quintlet.subscribe.v1");
+    }
+}
 /// Spans, metrics, build (every service).
 pub mod debug {
     pub mod v1 {

@@ -92,6 +92,11 @@ imagePullPolicy: {{ $image.pullPolicy | default "IfNotPresent" }}
 {{- toJson $parts -}}
 {{- end }}
 
+{{/* Not empty if somebody may subscribe to containers, probes and pods. */}}
+{{- define "quintlet.hasSubscribers" -}}
+{{- if or .Values.subscribers.uids .Values.subscribers.gids }}yes{{ end -}}
+{{- end }}
+
 {{/*
 The directories of each part below runDir, as `name: owner group mode`: owner and group are root or a name in `users`. Nothing
 for a directory that is another part's. A socket directory is mounted only into its server and its clients. The table of users and
@@ -108,6 +113,9 @@ cri-proxy:
 pleg-service:
   cri/read: ""
   pleg: pleg watch 2750
+  {{- if include "quintlet.hasSubscribers" . }}
+  subscribe/pleg: pleg pleg 0755
+  {{- end }}
 {{- range $number := untilStep 1 (int (add .Values.plegService.followers 1)) 1 }}
 pleg-follower-{{ $number }}:
   pleg: ""
@@ -117,6 +125,9 @@ pleg-follower-{{ $number }}:
 {{ $part }}:
   cri/probe: ""
   probe: probe nodeApi 2750
+  {{- if include "quintlet.hasSubscribers" $ }}
+  subscribe/probe: probe probe 0755
+  {{- end }}
 {{- end }}
 status-reporter:
   pleg: ""
@@ -147,6 +158,9 @@ pod-sync:
   probe: ""
   status: ""
   podsync: root watch 2750
+  {{- if include "quintlet.hasSubscribers" . }}
+  subscribe/podsync: root root 0755
+  {{- end }}
   keys: root root 0700
   state: root root 0700
 {{- end }}
@@ -190,6 +204,14 @@ pod-sync:
 {{- end }}
 {{- if and (eq .part "pod-sync") (include "quintlet.hasNodeApi" .root) }}
 - --allow-uid={{ int $values.users.nodeApi }}
+{{- end }}
+{{- if and (has $service (list "pleg-service" "probe-service" "pod-sync")) (not (hasPrefix "pleg-follower-" .part)) }}
+{{- range $values.subscribers.uids }}
+- --subscriber-uid={{ int . }}
+{{- end }}
+{{- range $values.subscribers.gids }}
+- --subscriber-gid={{ int . }}
+{{- end }}
 {{- end }}
 {{- if has $service (list "pleg-service" "pod-sync") }}
 - --observer-uid={{ int $values.users.reporter }}

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use quintlet_config::ConfigArgs;
-use quintlet_kit::args::CommonArgs;
+use quintlet_kit::args::{CommonArgs, SubscriberArgs};
 
 use crate::Periods;
 
@@ -19,6 +19,10 @@ pub struct Args {
     /// Source of the configuration.
     #[command(flatten)]
     pub config: ConfigArgs,
+
+    /// Users that may subscribe.
+    #[command(flatten)]
+    pub subscribers: SubscriberArgs,
 
     /// Inspect nothing: serve what the pleg-service at this socket has, so that many watchers cost it one stream. A follower needs a
     /// --run-dir of its own and serves at DIR/pleg/pleg.sock.

@@ -3,7 +3,8 @@
 //! Tasks: `relist` lists all sandboxes and containers periodically, `hints` reads the hints of cri-proxy, and `hint-resolver` finds
 //! the pods of IDs that are in no entry. These three only request inspections. Each pod has a `pod-owner` task with a mailbox. The
 //! owner is the only writer of the pod's entry: it inspects the pod and publishes changes to the `store`. `server` and `readers`
-//! serve `pleg.v1` from the store; a `Watch` is a position in the order of changes, not a queue. `health` sets SERVING.
+//! serve `pleg.v1` from the store; a `Watch` is a position in the order of changes, not a queue. `subscribe` serves the same order to
+//! programs that are not part of Quintlet. `health` sets SERVING.
 //!
 //! A follower ([`start_following`]) has none of these tasks. Its `follower` task copies the Watch of another pleg-service into the
 //! store, with the same positions, and serves it to readers of its own.
@@ -33,6 +34,7 @@ mod relist;
 mod removed;
 mod server;
 mod store;
+mod subscribe;
 pub mod traits;
 
 use std::path::PathBuf;
@@ -42,12 +44,14 @@ use std::time::Duration;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::server::{HealthHandle, RELIST_LOOP};
 use quintlet_proto::pleg::v1::pleg_server::PlegServer;
+use quintlet_proto::subscribe::v1::containers_server::ContainersServer;
 use tokio_util::sync::CancellationToken;
 
 pub use crate::core::Periods;
 pub use crate::follow::Follower;
 pub use crate::process::main;
 pub use crate::server::PlegService;
+pub use crate::subscribe::ContainersService;
 
 use crate::core::Core;
 use crate::readers::Readers;
@@ -57,7 +61,23 @@ use crate::traits::{ContainerRuntime, HintStream};
 /// Name of the service in grpc.health.v1.
 pub const SERVICE: &str = "quintlet.pleg.v1.Pleg";
 
-/// Starts the tasks, until `stop`. Returns the gRPC service.
+/// The gRPC services of one store.
+#[derive(Debug)]
+pub struct Services<P> {
+    /// For the services of Quintlet.
+    pub pleg: PlegServer<P>,
+    /// For subscribers.
+    pub containers: ContainersServer<ContainersService>,
+}
+
+impl<P> Services<P> {
+    fn new(pleg: P, readers: Readers, stop: &CancellationToken) -> Self {
+        let containers = ContainersService::new(readers, stop.clone());
+        Self { pleg: PlegServer::new(pleg), containers: ContainersServer::new(containers) }
+    }
+}
+
+/// Starts the tasks, until `stop`. Returns the gRPC services.
 #[must_use]
 pub fn start(
     runtime: Arc<dyn ContainerRuntime>,
@@ -66,7 +86,7 @@ pub fn start(
     periods: Periods,
     health: HealthHandle,
     stop: &CancellationToken,
-) -> PlegServer<PlegService> {
+) -> Services<PlegService> {
     let core = Core::new(runtime, clock, periods);
     // The stream is opened before the first list, so that no change is missed between them.
     let hints = hints::run(Arc::clone(&core), hints);
@@ -77,10 +97,11 @@ pub fn start(
     quintlet_kit::task::spawn("watch-relist", watch);
     quintlet_kit::task::spawn("relist", stop.clone().run_until_cancelled_owned(relist));
     quintlet_kit::task::spawn("health", stop.clone().run_until_cancelled_owned(report_health));
-    PlegServer::new(PlegService::new(core, stop.clone()))
+    let readers = core.readers.clone();
+    Services::new(PlegService::new(core, stop.clone()), readers, stop)
 }
 
-/// Starts a follower of the pleg-service at `leader`, until `stop`. Returns the gRPC service.
+/// Starts a follower of the pleg-service at `leader`, until `stop`. Returns the gRPC services.
 #[must_use]
 pub fn start_following(
     leader: PathBuf,
@@ -88,13 +109,13 @@ pub fn start_following(
     periods: Periods,
     health: HealthHandle,
     stop: &CancellationToken,
-) -> PlegServer<Follower> {
+) -> Services<Follower> {
     let readers = Readers::new(Store::following(TOMBSTONES), clock, periods.beat);
-    let follower = Follower::new(leader, readers, stop.clone());
+    let follower = Follower::new(leader, readers.clone(), stop.clone());
     let (run, report_health) = (follower.clone().run(), follower.clone().report_health(health));
     quintlet_kit::task::spawn("follower", stop.clone().run_until_cancelled_owned(run));
     quintlet_kit::task::spawn("health", stop.clone().run_until_cancelled_owned(report_health));
-    PlegServer::new(follower)
+    Services::new(follower, readers, stop)
 }
 
 /// The relist loop is stuck after this long without progress, or longer (see [`stuck`]).

@@ -11,6 +11,7 @@ use quintlet_kit::notify::Liveness;
 use quintlet_kit::server::{RELIST_LOOP, Server};
 use quintlet_kit::service::{self, Service};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
+use quintlet_kit::subscribe;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Args;
@@ -40,17 +41,23 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
     let clock = Clock::system();
     let periods = args.periods();
     let health = server.health();
-    server = match &args.follow {
+    let containers;
+    (server, containers) = match &args.follow {
         Some(leader) => {
-            server.add_service(crate::start_following(leader.clone(), clock, periods, health, &stop))
+            let services = crate::start_following(leader.clone(), clock, periods, health, &stop);
+            (server.add_service(services.pleg), services.containers)
         }
         None => {
             let read = paths.cri(CriSocket::Read);
             let (runtime, hints) = (CriRuntime::new(read.clone(), periods.call), ProxyHints::new(read));
             let (runtime, hints) = (Arc::new(runtime), Arc::new(hints));
-            server.add_service(crate::start(runtime, hints, clock, periods, health, &stop))
+            let services = crate::start(runtime, hints, clock, periods, health, &stop);
+            (server.add_service(services.pleg), services.containers)
         }
     };
+    subscribe::serve(&paths.pleg_subscribers(), &args.subscribers, &stop, |server| {
+        server.add_service(containers)
+    });
     server.serve(listener, PeerPolicy::root_and_self(), stop).await.context("serving")
 }
 

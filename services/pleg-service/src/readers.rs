@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::Stream;
+use futures::{Stream, StreamExt as _};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::messages;
 use quintlet_model::ids::{PodRef, PodUid};
@@ -81,10 +81,15 @@ impl Readers {
         &self,
         resume: Option<Cursor>,
     ) -> impl Stream<Item = Result<pb::WatchEvent, Status>> + Send + use<> {
+        self.items(resume).map(|item| Ok(wire(item)))
+    }
+
+    /// Opens a stream of the same order of changes, for [`Readers::watch`] and subscribers.
+    pub(crate) fn items(&self, resume: Option<Cursor>) -> impl Stream<Item = ReaderItem> + Send + use<> {
         let watcher = Watcher::new(self.clone(), resume);
         futures::stream::unfold(watcher, |mut watcher| async move {
-            let event = watcher.next().await;
-            Some((Ok(event), watcher))
+            let item = watcher.next().await;
+            Some((item, watcher))
         })
     }
 
@@ -121,13 +126,27 @@ impl Readers {
     }
 }
 
-/// A queued message. A record is converted when it is sent, since a snapshot may have thousands.
-enum Out {
-    Message(Box<pb::WatchEvent>),
-    PodOfSnapshot(Latest),
+/// The next event for a reader.
+#[derive(Debug)]
+pub(crate) enum ReaderEvent {
+    Hello,
+    SnapshotBegin,
+    /// The latest state of a pod, or that it is gone.
+    Pod(Latest),
+    SnapshotEnd,
+    /// The stream cannot resume, for the given reason. A snapshot follows.
+    Resync(String),
+    Beat,
 }
 
-/// One Watch stream: its position and its queued messages.
+/// An event with the position after it, if a reader can resume there.
+#[derive(Debug)]
+pub(crate) struct ReaderItem {
+    pub(crate) event: ReaderEvent,
+    pub(crate) cursor: Option<Cursor>,
+}
+
+/// One stream of a reader: its position and its queued events.
 struct Watcher {
     readers: Readers,
     revs: watch::Receiver<u64>,
@@ -138,7 +157,7 @@ struct Watcher {
     /// Cursor of the last message; none before the first snapshot or the resumption.
     at: Option<Cursor>,
     resume: Option<Cursor>,
-    out: VecDeque<Out>,
+    out: VecDeque<ReaderItem>,
 }
 
 impl Drop for Watcher {
@@ -147,16 +166,22 @@ impl Drop for Watcher {
     }
 }
 
-fn message(event: Event, cursor: Option<Cursor>) -> pb::WatchEvent {
-    pb::WatchEvent { event: Some(event), cursor: cursor.map(Into::into), trace: None }
-}
-
-fn change(cursor: Option<Cursor>, latest: Latest) -> pb::WatchEvent {
-    let event = match &latest.pod {
-        Some(pod) => Event::Pod(bounded(pod.as_ref().into())),
-        None => Event::Gone(pb::PodGone { uid: latest.uid.to_string() }),
+/// Converts an event when it is sent, since a snapshot may have thousands.
+fn wire(item: ReaderItem) -> pb::WatchEvent {
+    let (event, trace) = match item.event {
+        ReaderEvent::Hello => (Event::Hello(quintlet_proto::hello()), None),
+        ReaderEvent::SnapshotBegin => (Event::SnapshotBegin(pb::SnapshotBegin {}), None),
+        ReaderEvent::Pod(Latest { pod: Some(pod), trace, .. }) => {
+            (Event::Pod(bounded(pod.as_ref().into())), trace)
+        }
+        ReaderEvent::Pod(Latest { uid, trace, .. }) => {
+            (Event::Gone(pb::PodGone { uid: uid.to_string() }), trace)
+        }
+        ReaderEvent::SnapshotEnd => (Event::SnapshotEnd(pb::SnapshotEnd {}), None),
+        ReaderEvent::Resync(reason) => (Event::Resync(pb::Resync { reason }), None),
+        ReaderEvent::Beat => (Event::Beat(pb::Beat {}), None),
     };
-    pb::WatchEvent { event: Some(event), cursor: cursor.map(Into::into), trace: latest.trace }
+    pb::WatchEvent { event: Some(event), cursor: item.cursor.map(Into::into), trace }
 }
 
 /// Returns a record that fits into the stream. One that is too large becomes an error of its pod: its reader decides nothing on an
@@ -183,27 +208,28 @@ impl Watcher {
         let revs = store.revs();
         let primed = store.primed();
         let beats = store.beats();
-        let hello = Out::Message(Box::new(message(Event::Hello(quintlet_proto::hello()), None)));
+        let hello = ReaderItem { event: ReaderEvent::Hello, cursor: None };
         let seen_beat = *beats.borrow();
         Self { readers, revs, primed, beats, seen_beat, at: None, resume, out: VecDeque::from([hello]) }
     }
 
-    fn push(&mut self, event: Event, cursor: Option<Cursor>) {
-        self.out.push_back(Out::Message(Box::new(message(event, cursor))));
+    fn push(&mut self, event: ReaderEvent, cursor: Option<Cursor>) {
+        self.out.push_back(ReaderItem { event, cursor });
     }
 
     /// Queues a snapshot. Its messages have no cursor but the last, since a partial snapshot cannot be resumed.
     fn snapshot(&mut self) {
         let (pods, cursor) = self.readers.store.snapshot();
-        self.push(Event::SnapshotBegin(pb::SnapshotBegin {}), None);
-        self.out.extend(pods.into_iter().map(Out::PodOfSnapshot));
-        self.push(Event::SnapshotEnd(pb::SnapshotEnd {}), Some(cursor));
+        self.push(ReaderEvent::SnapshotBegin, None);
+        self.out
+            .extend(pods.into_iter().map(|pod| ReaderItem { event: ReaderEvent::Pod(pod), cursor: None }));
+        self.push(ReaderEvent::SnapshotEnd, Some(cursor));
         self.at = Some(cursor);
     }
 
     fn resync(&mut self, reason: &str) {
         self.readers.metrics.resyncs.inc();
-        self.push(Event::Resync(pb::Resync { reason: reason.to_owned() }), None);
+        self.push(ReaderEvent::Resync(reason.to_owned()), None);
         self.snapshot();
     }
 
@@ -219,12 +245,10 @@ impl Watcher {
         self.resume = None;
     }
 
-    async fn next(&mut self) -> pb::WatchEvent {
+    async fn next(&mut self) -> ReaderItem {
         loop {
-            match self.out.pop_front() {
-                Some(Out::Message(message)) => return *message,
-                Some(Out::PodOfSnapshot(latest)) => return change(None, latest),
-                None => {}
+            if let Some(item) = self.out.pop_front() {
+                return item;
             }
             let beat = quintlet_kit::timers::pause(self.readers.beat);
             self.revs.mark_unchanged();
@@ -243,7 +267,7 @@ impl Watcher {
                     // A follower may be behind the cursor of another instance.
                     _ = self.revs.changed() => {}
                     _ = self.beats.changed() => {}
-                    () = beat => return message(Event::Beat(pb::Beat {}), None),
+                    () = beat => return ReaderItem { event: ReaderEvent::Beat, cursor: None },
                 }
                 continue;
             };
@@ -251,7 +275,7 @@ impl Watcher {
                 NextChange::Change(latest) => {
                     let cursor = Cursor { epoch: at.epoch, rev: latest.rev };
                     self.at = Some(cursor);
-                    return change(Some(cursor), latest);
+                    return ReaderItem { event: ReaderEvent::Pod(latest), cursor: Some(cursor) };
                 }
                 NextChange::Restarted => self.resync("pleg-service was restarted"),
                 NextChange::Lost => self.resync("this reader was too slow"),
@@ -260,7 +284,7 @@ impl Watcher {
                     changed = self.revs.changed() => {
                         let _ = changed;
                     }
-                    () = beat => return message(Event::Beat(pb::Beat {}), Some(at)),
+                    () = beat => return ReaderItem { event: ReaderEvent::Beat, cursor: Some(at) },
                 },
             }
         }
@@ -293,7 +317,6 @@ fn lifecycle(change: &LifecycleChange) -> pb::LifecycleEvent {
 
 #[cfg(test)]
 mod tests {
-    use futures::StreamExt as _;
     use quintlet_model::runtime::PodRuntime;
 
     use super::*;
@@ -335,17 +358,17 @@ mod tests {
         let readers = readers();
         readers.store.set_primed();
         let mut watcher = Watcher::new(readers.clone(), None);
-        while !matches!(watcher.next().await.event, Some(Event::SnapshotEnd(_))) {}
+        while !matches!(watcher.next().await.event, ReaderEvent::SnapshotEnd) {}
         for n in 0..=crate::store::TOMBSTONES {
             let uid = PodUid::parse(&format!("u{n}")).unwrap();
             readers.store.publish(PodRuntime::empty(pod(&uid), Cursor::default(), Duration::ZERO), None);
             readers.store.remove(&uid, Duration::ZERO, None);
         }
-        assert!(matches!(watcher.next().await.event, Some(Event::Resync(_))));
-        assert!(matches!(watcher.next().await.event, Some(Event::SnapshotBegin(_))));
+        assert!(matches!(watcher.next().await.event, ReaderEvent::Resync(_)));
+        assert!(matches!(watcher.next().await.event, ReaderEvent::SnapshotBegin));
         let end = watcher.next().await;
-        assert!(matches!(end.event, Some(Event::SnapshotEnd(_))));
-        assert_eq!(Cursor::from(end.cursor.unwrap()), readers.store.cursor());
+        assert!(matches!(end.event, ReaderEvent::SnapshotEnd));
+        assert_eq!(end.cursor.unwrap(), readers.store.cursor());
     }
 
     #[tokio::test(start_paused = true)]
@@ -361,19 +384,19 @@ mod tests {
         readers.store.replace(at(5), vec![(placed("a", 5), None)]);
         readers.store.set_primed();
         let mut ahead = Watcher::new(readers.clone(), Some(at(7)));
-        assert!(matches!(ahead.next().await.event, Some(Event::Hello(_))));
-        assert!(matches!(ahead.next().await.event, Some(Event::Beat(_))));
+        assert!(matches!(ahead.next().await.event, ReaderEvent::Hello));
+        assert!(matches!(ahead.next().await.event, ReaderEvent::Beat));
         readers.store.note_beat();
         readers.store.follow(placed("a", 6), None);
         readers.store.follow(placed("a", 7), None);
         readers.store.follow(placed("a", 8), None);
         let next = ahead.next().await;
-        assert_eq!(next.cursor.map(Cursor::from), Some(at(8)), "no event is repeated");
+        assert_eq!(next.cursor, Some(at(8)), "no event is repeated");
         let mut lost = Watcher::new(readers.clone(), Some(at(900)));
-        assert!(matches!(lost.next().await.event, Some(Event::Hello(_))));
+        assert!(matches!(lost.next().await.event, ReaderEvent::Hello));
         readers.store.note_beat();
-        assert!(matches!(lost.next().await.event, Some(Event::Beat(_))));
+        assert!(matches!(lost.next().await.event, ReaderEvent::Beat));
         readers.store.note_beat();
-        assert!(matches!(lost.next().await.event, Some(Event::Resync(_))));
+        assert!(matches!(lost.next().await.event, ReaderEvent::Resync(_)));
     }
 }

@@ -13,7 +13,7 @@ use pod_sync_node_decisions::image_gc::ImageGcPolicy;
 use pod_sync_node_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
 use pod_sync_placement::PlacementArgs;
 use quintlet_config::ConfigArgs;
-use quintlet_kit::args::{CommonArgs, NodeArgs};
+use quintlet_kit::args::{CommonArgs, NodeArgs, SubscriberArgs};
 use quintlet_kit::own_limits::OwnLimits;
 
 use pod_sync_shutdown::SystemBus;
@@ -36,6 +36,9 @@ pub struct Args {
     /// Path of the configuration.
     #[command(flatten)]
     pub config: ConfigArgs,
+    /// Users that may subscribe.
+    #[command(flatten)]
+    pub subscribers: SubscriberArgs,
     /// User, by name or number, that may call this service besides root and the user of this process: that of the node API. May
     /// be given more than once.
     #[arg(long, value_name = "USER", value_parser = quintlet_kit::args::user_id)]

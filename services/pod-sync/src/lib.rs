@@ -45,6 +45,7 @@ mod shutdown;
 mod start_refusal;
 mod startup;
 mod storage;
+mod subscribe;
 mod threshold_checks;
 mod volumes;
 
@@ -144,6 +145,7 @@ async fn set_up(args: Args, clock: Clock, stop: CancellationToken) -> anyhow::Re
     agent.start_node(&conditions);
     let (serving, health) =
         agent.serve(evictions.is_some().then_some(EvictionRounds { last: rounds, full_round })).await?;
+    agent.serve_subscribers();
     agent.serve_pods_api()?;
     agent.serve_device_plugins()?;
     agent.serve_pod_resources()?;

@@ -4,7 +4,8 @@
 //! - [`decide`] computes the next step of a probe and the meaning of an attempt, without I/O or a clock.
 //! - `slot` holds one probe with its memory. `worker` is the task of a probe: one per pod, container and probe type.
 //! - [`handlers`] make the attempts: HTTP, TCP and gRPC from this process, commands through cri-proxy's probe socket.
-//! - [`evaluations`] keeps the newest evaluations for observers, which resume by a cursor.
+//! - [`evaluations`] keeps the newest evaluations for observers, which resume by a cursor. `subscribe` serves the state of each probe to
+//!   programs that are not part of Quintlet.
 //! - [`prober`] owns all probes. [`mailbox`] holds the reports that the driver has not taken yet: the latest memory of each
 //!   probe and a bounded number of failed evaluations. [`service`] serves gRPC.
 //!
@@ -27,6 +28,7 @@ pub mod service;
 mod shared;
 mod slot;
 mod stall;
+mod subscribe;
 pub mod target;
 mod worker;
 
@@ -36,17 +38,20 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use quintlet_kit::args::SubscriberArgs;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::server::Server;
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_proto::probe::v1::probe_server::ProbeServer;
+use quintlet_proto::subscribe::v1::probes_server::ProbesServer;
 use tokio_util::sync::CancellationToken;
 
 use crate::handlers::RealAttempts;
 use crate::metrics::Metrics;
 use crate::prober::Prober;
 use crate::service::ProbeService;
+use crate::subscribe::ProbesService;
 
 /// Name of the service in health, logs and traces.
 pub const SERVICE: &str = "probe-service";
@@ -63,7 +68,7 @@ pub enum RunError {
 }
 
 /// Probes and serves `<run>/probe/<id>.sock` until `stop` is cancelled, then removes the socket. The users `observers` may ask
-/// for health and metrics.
+/// for health and metrics, and `subscribers` for the states of probes on a socket of their own.
 ///
 /// # Errors
 /// The socket cannot be bound, or the transport fails.
@@ -71,6 +76,7 @@ pub async fn run(
     run_dir: &Path,
     id: &str,
     observers: &[u32],
+    subscribers: &SubscriberArgs,
     stop: CancellationToken,
 ) -> Result<(), RunError> {
     let paths = Paths::new(run_dir);
@@ -82,6 +88,10 @@ pub async fn run(
         bind_unix(&socket, SOCKET_MODE).map_err(|source| RunError::Bind { path: socket.clone(), source })?;
     let server = Server::new(SERVICE).observers(observers);
     server.health().set_serving("").await;
+    let probes = ProbesServer::new(ProbesService::new(prober.journal(), stop.clone()));
+    quintlet_kit::subscribe::serve(&paths.probe_subscribers(id), subscribers, &stop, |server| {
+        server.add_service(probes)
+    });
     let service = ProbeServer::new(ProbeService::new(prober.clone(), stop.clone()));
     let served = server.add_service(service).serve(listener, PeerPolicy::root_and_self(), stop).await;
     prober.shutdown();

@@ -22,6 +22,7 @@ use crate::mailbox::Mailbox;
 use crate::metrics::Metrics;
 use crate::shared::{JitterSource, Shared};
 use crate::slot::Slot;
+use crate::subscribe::ProbeJournal;
 use crate::target::{Pod, Target};
 use crate::worker;
 
@@ -65,8 +66,9 @@ impl Prober {
         // CLOCK_BOOTTIME grows over the runs of one boot, and no observer keeps a cursor over a boot.
         let epoch = u64::try_from(service_started.as_nanos()).unwrap_or(u64::MAX).max(1);
         let evaluations = Evaluations::new(epoch);
-        let driver = Mutex::new(None);
-        let shared = Shared { attempts, clock, service_started, metrics, jitter, driver, evaluations };
+        let (driver, journal) = (Mutex::new(None), Arc::new(ProbeJournal::new(&clock)));
+        let shared =
+            Shared { attempts, clock, service_started, metrics, jitter, driver, evaluations, journal };
         Self { shared: Arc::new(shared), table: Arc::default() }
     }
 
@@ -185,7 +187,13 @@ impl Prober {
         for uid in gone {
             self.forget(&mut table, &uid);
         }
+        self.shared.journal.set_primed();
         Ok(())
+    }
+
+    /// Returns the states of the probes for subscribers. They are complete once a driver has sent all its targets.
+    pub(crate) fn journal(&self) -> Arc<ProbeJournal> {
+        Arc::clone(&self.shared.journal)
     }
 
     #[must_use]

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use quintlet_config::ConfigArgs;
-use quintlet_kit::args::CommonArgs;
+use quintlet_kit::args::{CommonArgs, SubscriberArgs};
 use quintlet_kit::notify::Liveness;
 use quintlet_kit::service::{self, Service};
 
@@ -19,6 +19,8 @@ struct Args {
     common: CommonArgs,
     #[command(flatten)]
     config: ConfigArgs,
+    #[command(flatten)]
+    subscribers: SubscriberArgs,
 }
 
 fn instance_id(value: &str) -> Result<String, String> {
@@ -33,10 +35,10 @@ fn instance_id(value: &str) -> Result<String, String> {
 #[must_use]
 pub fn main() -> ExitCode {
     let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::Probe);
-    let Args { common, id, .. } = &loaded.args;
+    let Args { common, id, subscribers, .. } = &loaded.args;
     let liveness = Liveness::of([common.paths().probe(id)]);
     let service = Service { name: crate::SERVICE, common, node_name: None, liveness };
-    let serve = |stop| Box::pin(crate::run(&common.run_dir, id, &common.observer_uid, stop));
+    let serve = |stop| Box::pin(crate::run(&common.run_dir, id, &common.observer_uid, subscribers, stop));
     service::run(service, || loaded.publish(), serve)
 }
 

@@ -11,6 +11,7 @@ use crate::evaluations::Evaluations;
 use crate::handlers::Attempts;
 use crate::mailbox::Mailbox;
 use crate::metrics::Metrics;
+use crate::subscribe::ProbeJournal;
 
 /// Returns a random number from 0 to 1 for the jitter of a probe.
 pub(crate) type JitterSource = Box<dyn Fn() -> f64 + Send + Sync>;
@@ -25,6 +26,7 @@ pub(crate) struct Shared {
     pub(crate) jitter: JitterSource,
     pub(crate) driver: Mutex<Option<Arc<Mailbox>>>,
     pub(crate) evaluations: Evaluations,
+    pub(crate) journal: Arc<ProbeJournal>,
 }
 
 impl Shared {

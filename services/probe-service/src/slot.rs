@@ -20,6 +20,7 @@ use crate::handlers::{Attempt, Broken};
 use crate::metrics::{Counted, Counters};
 use crate::shared::Shared;
 use crate::stall;
+use crate::subscribe;
 use crate::target::{Probe, Target, View};
 
 /// Attempts of one evaluation while their result is unknown (`pkg/kubelet/prober: maxProbeRetries`).
@@ -130,6 +131,7 @@ impl Slot {
         state.ended = true;
         shared.metrics.remove(&self.pod, &self.key);
         shared.with_driver(|driver| driver.forget(&self.key));
+        shared.journal.remove(&self.key);
     }
 
     /// Evaluates the probe if an attempt is possible.
@@ -279,6 +281,10 @@ impl Slot {
 
     fn remember(&self, shared: &Shared, state: &mut State, memory: ProbeMemory) {
         let is_changed = decide::is_changed(state.memory.as_ref(), &memory);
+        if is_changed && !state.ended {
+            let now = i64::try_from(shared.clock.wall().as_nanosecond()).unwrap_or_default();
+            shared.journal.put(self.key.clone(), subscribe::state(&self.pod, &self.key, &memory, now));
+        }
         state.memory = Some(memory);
         if let Some(report) = state.report(&self.key).filter(|_| is_changed) {
             shared.with_driver(|driver| driver.result(self.key.clone(), report, propagate::current_trace()));

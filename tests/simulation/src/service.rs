@@ -9,12 +9,13 @@ use clap::Parser as _;
 use cri_proxy::policy::Socket;
 use futures::future::LocalBoxFuture;
 use pod_sync::NodeNameTaken;
+use quintlet_kit::args::SubscriberArgs;
 use quintlet_kit::args::paths::CriSocket;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::paths::Paths;
 use quintlet_kit::server::Server;
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
-use quintlet_kit::{failpoint, task};
+use quintlet_kit::{failpoint, subscribe, task};
 use quintlet_telemetry::Lines;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -59,6 +60,8 @@ pub(crate) struct Places {
     pub(crate) pod_sync_args: Vec<String>,
     // Intervals of pleg-service.
     pub(crate) pleg_periods: pleg_service::Periods,
+    // Users that may subscribe.
+    pub(crate) subscribers: SubscriberArgs,
     pub(crate) log: Lines,
     pub(crate) cuts: Arc<Cuts>,
     // pod-sync is killed at failpoints: no other task may run between a failpoint and the kill.
@@ -173,7 +176,7 @@ async fn run(service: Service, places: Places, stop: CancellationToken) {
         Service::CriProxy => Box::pin(cri_proxy(&places, stop)),
         Service::Pleg => Box::pin(pleg(&places, stop)),
         Service::Probe => Box::pin(async {
-            probe_service::run(places.paths().run(), "probe-0", &[], stop)
+            probe_service::run(places.paths().run(), "probe-0", &[], &places.subscribers, stop)
                 .await
                 .expect("probe-service serves");
         }),
@@ -227,7 +230,7 @@ async fn pleg(places: &Places, stop: CancellationToken) {
     let listener = bind_unix(&paths.pleg(), 0o660).expect("pleg-service binds its socket");
     let read = paths.cri(CriSocket::Read);
     let server = Server::new("pleg-service");
-    let service = pleg_service::start(
+    let services = pleg_service::start(
         Arc::new(pleg_service::cri::CriRuntime::new(read.clone(), places.pleg_periods.call)),
         Arc::new(pleg_service::cri::ProxyHints::new(read)),
         Clock::system(),
@@ -235,7 +238,14 @@ async fn pleg(places: &Places, stop: CancellationToken) {
         server.health(),
         &stop,
     );
-    server.add_service(service).serve(listener, PeerPolicy::Any, stop).await.expect("pleg-service serves");
+    subscribe::serve(&paths.pleg_subscribers(), &places.subscribers, &stop, |server| {
+        server.add_service(services.containers)
+    });
+    server
+        .add_service(services.pleg)
+        .serve(listener, PeerPolicy::Any, stop)
+        .await
+        .expect("pleg-service serves");
 }
 
 /// Returns the command line of cri-proxy, its name first.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use nix::mount::MsFlags;
 use parking_lot::Mutex;
+use quintlet_kit::args::SubscriberArgs;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::paths::Paths;
 use quintlet_kit::socket;
@@ -102,6 +103,7 @@ impl Sim {
             kubeconfig: Some(base.path().join("kubeconfig")),
             pod_sync_args: Vec::new(),
             pleg_periods: pleg_service::Periods::default(),
+            subscribers: SubscriberArgs::default(),
             log: Lines::default(),
             cuts: Arc::default(),
             exact: options.cuts,
@@ -219,6 +221,13 @@ impl Sim {
     /// Adds arguments of pod-sync. Call it before its start.
     pub fn set_pod_sync_args(&mut self, args: &[&str]) {
         self.places.pod_sync_args = args.iter().map(|a| (*a).to_owned()).collect();
+    }
+
+    /// Lets this process subscribe to containers, probes and pods. Call it before the services start.
+    pub fn set_subscribers(&mut self) {
+        let uid = nix::unistd::geteuid().as_raw();
+        self.places.subscribers.subscriber_uid.push(uid);
+        self.places.pod_sync_args.push(format!("--subscriber-uid={uid}"));
     }
 
     /// Makes periodic repairs rarer than a test lasts: relists while hints arrive, resyncs of pods, and checks of containers' logs.

@@ -111,7 +111,7 @@ impl Bench {
     pub fn up(&mut self) {
         self.stop = CancellationToken::new();
         let server = Server::new("pleg-service");
-        let service = pleg_service::start(
+        let services = pleg_service::start(
             Arc::new(CriRuntime::new(self.runtime.path().to_owned(), self.periods.call)),
             Arc::new(self.hints.clone()),
             Clock::system(),
@@ -120,7 +120,7 @@ impl Bench {
             &self.stop,
         );
         let listener = bind_unix(&self.socket, 0o600).unwrap();
-        tokio::spawn(server.add_service(service).serve(listener, PeerPolicy::Any, self.stop.clone()));
+        tokio::spawn(server.add_service(services.pleg).serve(listener, PeerPolicy::Any, self.stop.clone()));
     }
 
     pub fn down(&self) {
@@ -134,10 +134,10 @@ impl Bench {
         let stop = CancellationToken::new();
         let server = Server::new("pleg-service");
         let health = server.health();
-        let service =
+        let services =
             pleg_service::start_following(leader.to_owned(), Clock::system(), self.periods, health, &stop);
         let listener = bind_unix(&socket, 0o600).unwrap();
-        tokio::spawn(server.add_service(service).serve(listener, PeerPolicy::Any, stop.clone()));
+        tokio::spawn(server.add_service(services.pleg).serve(listener, PeerPolicy::Any, stop.clone()));
         let channel = channel(socket.clone());
         Follower { client: PlegClient::new(channel.clone()), check: HealthClient::new(channel), socket, stop }
     }

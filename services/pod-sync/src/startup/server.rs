@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use async_trait::async_trait;
+use futures::FutureExt as _;
 use pod_sync_pod_resources::{HeldResources, PodResourcesApi, PodSource};
 use pod_sync_views::PodView;
 use pod_sync_worker::context::{Reporting, WorkerControl};
@@ -19,6 +20,7 @@ use quintlet_proto::podsync::v1::pod_sync_server::PodSyncServer;
 use quintlet_proto::podsync::v1::pressure_server::PressureServer;
 use quintlet_proto::podsync::v1::storage_server::StorageServer;
 use quintlet_proto::podsync::v1::volumes_server::VolumesServer;
+use quintlet_proto::subscribe::v1::pods_server::PodsServer;
 use tokio::task::JoinHandle;
 
 use super::Agent;
@@ -29,6 +31,7 @@ use crate::devices::DeviceLists;
 use crate::exclusive::PlacedResources;
 use crate::pods_api;
 use crate::serve::{EvictionRounds, ServeContext, Service};
+use crate::subscribe::{self, PodJournal, PodsService};
 
 /// The pods of this node, by their views and workers.
 #[derive(Debug)]
@@ -113,6 +116,21 @@ impl Agent {
             }
         });
         Ok(())
+    }
+
+    /// Serves the states of pods to the configured subscribers.
+    pub(crate) fn serve_subscribers(&self) {
+        let args = &self.args.subscribers;
+        if args.is_empty() {
+            return;
+        }
+        let journal = Arc::new(PodJournal::new(&self.ctx.clock));
+        let publishing = subscribe::publish(Arc::clone(&self.ctx.reporting), Arc::clone(&journal));
+        self.tasks.spawn("publish-pods", self.stop.clone().run_until_cancelled_owned(publishing).map(drop));
+        let pods = PodsServer::new(PodsService::new(journal, self.stop.clone()));
+        quintlet_kit::subscribe::serve(&self.paths.podsync_subscribers(), args, &self.stop, |server| {
+            server.add_service(pods)
+        });
     }
 
     /// Serves the PodResources API on its socket in the root directory.

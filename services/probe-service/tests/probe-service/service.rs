@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use quintlet_kit::args::SubscriberArgs;
 use quintlet_kit::paths::Paths;
 use quintlet_kit::socket;
 use quintlet_proto::probe::v1::drive_report::Report;
@@ -136,7 +137,7 @@ async fn a_pod_is_probed_observed_moved_and_released() {
     let run = dir.path().to_owned();
     let service = tokio::spawn({
         let (run, stop) = (run.clone(), stop.clone());
-        async move { probe_service::run(&run, "0", &[], stop).await }
+        async move { probe_service::run(&run, "0", &[], &SubscriberArgs::default(), stop).await }
     });
     let mut client = client(&run).await;
     let watch = wire::WatchRequest { hello: Some(quintlet_proto::hello()), uid: "u1".into(), resume: None };

@@ -128,7 +128,7 @@ pub struct UpArgs {
     /// Log format of the services: text or json
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: String,
-    /// OTLP/gRPC endpoint for the services' traces
+    /// OTLP endpoint for the services' traces
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<String>,
     /// Accepted for consistency with other commands, and without effect

@@ -80,7 +80,7 @@ impl Users {
     }
 
     /// Returns the directories below the run directory with owner, group and mode. Parents precede their children.
-    fn directories(&self) -> [(&'static str, u32, u32, u32); 18] {
+    fn directories(&self) -> [(&'static str, u32, u32, u32); 22] {
         let Self { pleg, probe, reporter, node_api, watch } = *self;
         [
             ("cri", ROOT, ROOT, FOR_ALL),
@@ -94,6 +94,10 @@ impl Users {
             ("probe", probe, node_api, FOR_GROUP),
             ("status", reporter, node_api, FOR_GROUP),
             ("node-api", node_api, node_api, FOR_OWNER),
+            ("subscribe", ROOT, ROOT, FOR_ALL),
+            ("subscribe/pleg", pleg, pleg, FOR_ALL),
+            ("subscribe/probe", probe, probe, FOR_ALL),
+            ("subscribe/podsync", ROOT, ROOT, FOR_ALL),
             ("state", ROOT, ROOT, FOR_OWNER),
             ("keys", ROOT, ROOT, FOR_OWNER),
             (COPIES_DIR, ROOT, ROOT, FOR_ALL),

@@ -24,7 +24,7 @@ pub struct CommonArgs {
     /// Log level as a tracing filter: `info`, `debug`, `info,pod_sync=debug`.
     #[arg(long, default_value = "info", value_name = "FILTER")]
     pub log_level: String,
-    /// OTLP/gRPC endpoint for traces, e.g. http://127.0.0.1:4317. Without it, spans are kept in memory only.
+    /// OTLP endpoint for traces, e.g. http://127.0.0.1:4317. Without it and OTEL_EXPORTER_OTLP_ENDPOINT, spans are kept in memory only.
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<String>,
     /// Number of a million traces to export. A trace that another service or the API server began goes by their decision.
@@ -79,6 +79,26 @@ impl NodeArgs {
     }
 }
 
+/// Users that may subscribe to what a service publishes for programs that are not part of Quintlet.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct SubscriberArgs {
+    /// User, by name or number, that may subscribe at the service's socket below RUN_DIR/subscribe. May be repeated. Without a user
+    /// and a group there is no such socket.
+    #[arg(long, value_name = "USER", value_parser = user_id)]
+    pub subscriber_uid: Vec<u32>,
+    /// Group, by name or number, whose members may subscribe: processes with it as their group. May be repeated.
+    #[arg(long, value_name = "GROUP", value_parser = group_id)]
+    pub subscriber_gid: Vec<u32>,
+}
+
+impl SubscriberArgs {
+    /// Returns whether no user and no group may subscribe.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.subscriber_uid.is_empty() && self.subscriber_gid.is_empty()
+    }
+}
+
 /// Parses the command line. Exits the process with code 64 on a usage error, and with 0 after printing help or the version.
 #[must_use]
 pub fn parse<T: Parser>() -> T {
@@ -125,6 +145,41 @@ pub fn user_id(given: &str) -> Result<u32, UserError> {
         Ok(Some(user)) => Ok(user.uid.as_raw()),
         Ok(None) => Err(UserError::Unknown(name())),
         Err(error) => Err(UserError::Lookup { name: name(), error }),
+    }
+}
+
+/// A group that was given by name or number is invalid.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GroupError {
+    /// The text begins with a digit and is no number of 32 bits.
+    #[error("{0:?} is not a group ID")]
+    NotAnId(String),
+    /// No group has this name.
+    #[error("group {0:?} does not exist")]
+    Unknown(String),
+    /// The group database cannot be read. The text has the cause: clap prints no sources.
+    #[error("failed to look up group {name:?}: {error}")]
+    Lookup {
+        /// Name of the group.
+        name: String,
+        /// The cause.
+        error: nix::errno::Errno,
+    },
+}
+
+/// Returns the GID of a group given by name or number.
+///
+/// # Errors
+/// Fails if the group does not exist or cannot be looked up.
+pub fn group_id(given: &str) -> Result<u32, GroupError> {
+    let name = || given.to_owned();
+    if given.starts_with(|c: char| c.is_ascii_digit()) {
+        return given.parse().map_err(|_| GroupError::NotAnId(name()));
+    }
+    match nix::unistd::Group::from_name(given) {
+        Ok(Some(group)) => Ok(group.gid.as_raw()),
+        Ok(None) => Err(GroupError::Unknown(name())),
+        Err(error) => Err(GroupError::Lookup { name: name(), error }),
     }
 }
 
@@ -239,6 +294,24 @@ pub mod paths {
         #[must_use]
         pub fn node_api(&self) -> PathBuf {
             self.run.join("node-api/node-api.sock")
+        }
+
+        /// Returns the socket for subscribers of pleg-service.
+        #[must_use]
+        pub fn pleg_subscribers(&self) -> PathBuf {
+            self.run.join("subscribe/pleg/subscribe.sock")
+        }
+
+        /// Returns the socket for subscribers of a probe-service instance.
+        #[must_use]
+        pub fn probe_subscribers(&self, id: &str) -> PathBuf {
+            self.run.join("subscribe/probe").join(format!("{id}.sock"))
+        }
+
+        /// Returns the socket for subscribers of pod-sync.
+        #[must_use]
+        pub fn podsync_subscribers(&self) -> PathBuf {
+            self.run.join("subscribe/podsync/subscribe.sock")
         }
 
         /// Returns the directory of state that outlives a process but not a boot.

@@ -153,6 +153,12 @@ impl Server {
         }
     }
 
+    /// Adds reflection to a server that [`Server::for_guests`] returned.
+    #[must_use]
+    pub fn with_reflection(self) -> Self {
+        self.add_service(Reflection::default())
+    }
+
     /// Adds a gRPC service.
     #[must_use]
     pub fn add_service<S>(mut self, service: S) -> Self

@@ -84,6 +84,13 @@ pub enum PeerPolicy {
     Any,
     /// Users with these IDs.
     Uids(Vec<u32>),
+    /// Users with these IDs, and processes whose group is one of `gids`.
+    Members {
+        /// IDs of users.
+        uids: Vec<u32>,
+        /// IDs of groups.
+        gids: Vec<u32>,
+    },
 }
 
 impl PeerPolicy {
@@ -98,8 +105,13 @@ impl PeerPolicy {
     pub fn allows(&self, uid: u32) -> bool {
         match self {
             Self::Any => true,
-            Self::Uids(uids) => uids.contains(&uid),
+            Self::Uids(uids) | Self::Members { uids, .. } => uids.contains(&uid),
         }
+    }
+
+    /// Returns whether a process with this user and this group may connect.
+    fn admits(&self, uid: u32, gid: u32) -> bool {
+        self.allows(uid) || matches!(self, Self::Members { gids, .. } if gids.contains(&gid))
     }
 
     /// Returns a policy that also allows these users.
@@ -108,6 +120,9 @@ impl PeerPolicy {
         match self {
             Self::Any => Self::Any,
             Self::Uids(uids) => Self::Uids(uids.into_iter().chain(more.iter().copied()).collect()),
+            Self::Members { uids, gids } => {
+                Self::Members { uids: uids.into_iter().chain(more.iter().copied()).collect(), gids }
+            }
         }
     }
 }
@@ -220,7 +235,7 @@ pub fn incoming(
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => match stream.peer_cred() {
-                    Ok(cred) if policy.allows(cred.uid()) => {
+                    Ok(cred) if policy.admits(cred.uid(), cred.gid()) => {
                         let stream = LocalAuthority::new(Gathered::new(stream));
                         let conn = UnixConn {
                             stream,
@@ -336,6 +351,25 @@ mod tests {
         {
             assert_eq!(is_trusted(server, owner), trusted, "{server} in the directory of {owner}");
         }
+    }
+
+    #[test]
+    fn a_process_connects_by_its_user_or_its_group() {
+        let members = PeerPolicy::Members { uids: vec![0, 7], gids: vec![9] };
+        let users = PeerPolicy::Uids(vec![7]);
+        for (policy, uid, gid, admitted) in [
+            (&members, 0, 0, true),
+            (&members, 7, 7, true),
+            (&members, 8, 9, true),
+            (&members, 9, 8, false),
+            (&members, 8, 8, false),
+            (&users, 7, 9, true),
+            (&users, 8, 7, false),
+        ] {
+            assert_eq!(policy.admits(uid, gid), admitted, "{policy:?} {uid} {gid}");
+        }
+        let more = members.and(&[5]);
+        assert!(more.admits(5, 5) && more.admits(8, 9) && !more.admits(8, 5));
     }
 
     #[tokio::test]

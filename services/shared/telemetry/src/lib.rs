@@ -1,7 +1,7 @@
 //! Logs, spans, metrics and trace context of every service.
 //!
 //! [`init`] installs the process's subscriber once. Logs go to stderr. Spans go to the in-memory [`SpanRing`], which `debug.v1`
-//! serves, and, if an endpoint is configured, to an OTLP collector from a thread of the exporter. No service waits for the
+//! serves, and, if an endpoint is configured, to an OTLP collector through a queue with a thread of its own. No service waits for the
 //! collector: spans that it does not accept are dropped.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -10,10 +10,12 @@ mod export;
 pub mod log_filter;
 mod logs;
 pub mod metrics;
+mod otlp;
 mod process;
 pub mod propagate;
 mod repeat_filter;
 mod ring;
+mod sink;
 
 use std::time::Duration;
 
@@ -25,6 +27,7 @@ use tracing_subscriber::reload;
 
 pub use export::{ALL_TRACES, Machine};
 pub use logs::{Lines, LogFormat, write_line};
+pub use otlp::OtlpError;
 pub use propagate::PropagatingInterceptor;
 pub use repeat_filter::REPEAT_INTERVAL;
 pub use ring::{RING_BYTES, RingProcessor, SpanRing, ring};
@@ -39,7 +42,8 @@ pub struct TelemetryOptions {
     pub log_format: LogFormat,
     /// A `tracing` filter such as `info` or `info,pod_sync=debug`. Empty means `info`.
     pub log_level: String,
-    /// gRPC endpoint of an OTLP collector, such as `http://127.0.0.1:4317`. Without it, spans are kept in memory only.
+    /// Endpoint of an OTLP collector, such as `http://127.0.0.1:4317`. Without it, the variable `OTEL_EXPORTER_OTLP_ENDPOINT` counts.
+    /// Without both, spans are kept in memory only.
     pub otlp_endpoint: Option<String>,
     /// Number of a million traces to export, of those that begin in this process. The others go by the service that began them.
     pub sampling_rate_per_million: u32,
@@ -58,14 +62,9 @@ pub enum InitError {
         /// The error of its syntax.
         source: tracing_subscriber::filter::ParseError,
     },
-    /// The endpoint is invalid. A collector that does not answer is not an error.
-    #[error("failed to use the OTLP endpoint {endpoint:?}")]
-    Endpoint {
-        /// The endpoint as it was given.
-        endpoint: String,
-        /// The error of the exporter.
-        source: opentelemetry_otlp::ExporterBuildError,
-    },
+    /// A setting of the exporter is invalid. A collector that does not answer is not an error.
+    #[error("failed to configure the export of traces")]
+    Otlp(#[source] OtlpError),
 }
 
 /// Keeps the exporter running. Call [`TelemetryGuard::shutdown`] at the end of `main`.
@@ -91,10 +90,10 @@ impl TelemetryGuard {
 
 /// Installs the process's subscriber. A second call in the same process has no effect and is not an error.
 ///
-/// With an OTLP endpoint, call it inside a tokio runtime, which drives the exporter's connection.
+/// With an OTLP endpoint, call it inside a tokio runtime, which drives the exporter's connections.
 ///
 /// # Errors
-/// Fails if the log filter or the endpoint cannot be parsed.
+/// Fails if the log filter or a setting of the exporter is invalid.
 pub fn init(service: &'static str, options: &TelemetryOptions) -> Result<TelemetryGuard, InitError> {
     ring().set_service(service);
     let level = if options.log_level.is_empty() { "info" } else { &options.log_level };
@@ -106,10 +105,12 @@ pub fn init(service: &'static str, options: &TelemetryOptions) -> Result<Telemet
         .with_sampler(export::ExportSampler::per_million(options.sampling_rate_per_million))
         .with_resource(export::resource(service, &options.machine))
         .with_span_processor(RingProcessor::new(ring()));
-    let endpoint = options.otlp_endpoint.as_deref().filter(|e| !e.is_empty());
-    if let Some(endpoint) = endpoint {
-        let (exporter, sampled) = export::exporter(endpoint)
-            .map_err(|source| InitError::Endpoint { endpoint: endpoint.to_owned(), source })?;
+    let variable = |name: &str| std::env::var(name).ok();
+    let collector =
+        otlp::Collector::from(options.otlp_endpoint.as_deref(), variable).map_err(InitError::Otlp)?;
+    let is_exported = collector.is_some();
+    if let Some(collector) = collector {
+        let (exporter, sampled) = export::exporter(collector).map_err(InitError::Otlp)?;
         provider = provider.with_span_processor(sampled).with_batch_exporter(exporter);
     }
     let provider = provider.build();
@@ -129,7 +130,7 @@ pub fn init(service: &'static str, options: &TelemetryOptions) -> Result<Telemet
     if installed {
         log_filter::install(handle, level);
     }
-    Ok(TelemetryGuard { provider: (installed && endpoint.is_some()).then_some(provider) })
+    Ok(TelemetryGuard { provider: (installed && is_exported).then_some(provider) })
 }
 
 /// Returns a subscriber for tests that appends log lines of `level` and above to `lines`.

@@ -54,6 +54,7 @@ mod shutdown;
 mod silence;
 mod sources;
 mod static_uids;
+mod subscribe;
 mod terminating;
 mod undecodable;
 mod unknown;

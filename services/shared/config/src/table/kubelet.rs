@@ -629,7 +629,7 @@ pub const KUBELET: &[Row] = &[
         .ignored(PodSync, "no metric is hidden"),
     Row::new("tracing.endpoint", Kind::Checked(checks::collector), "").own_flag("otlp-endpoint").honoured(
         ALL,
-        "OTLP/gRPC endpoint for traces, host:port or a URL; not set: spans stay in memory"
+        "OTLP endpoint for traces, host:port or a URL; not set: spans stay in memory"
     ),
     Row::new("tracing.samplingRatePerMillion", Kind::Int(0, 1_000_000), "")
         .own_flag("sampling-rate-per-million")

@@ -7,6 +7,8 @@ use crate::kind::{Keys, Kind};
 
 const POSITIVE: Kind = Kind::Duration(1_000_000, i64::MAX);
 const ALL: &[super::Service] = &super::Service::ALL;
+/// Services that publish something for programs that are not part of Quintlet.
+const SUBSCRIBABLE: &[super::Service] = &[Pleg, PodSync, Probe];
 
 /// All fields of QuintletConfiguration.
 pub const QUINTLET: &[Row] = &[
@@ -63,6 +65,14 @@ pub const QUINTLET: &[Row] = &[
     Row::new("allowUIDs", Kind::List(&Kind::Text), "").own_flag("allow-uid").honoured(
         &[CriProxy],
         "users that may connect to a socket of cri-proxy, in addition to root and its own user, as SOCKET=USER such as read=65530"
+    ),
+    Row::new("subscribers.uids", Kind::List(&Kind::Text), "").own_flag("subscriber-uid").honoured(
+        SUBSCRIBABLE,
+        "users, by name or number, that may subscribe to containers, probes and pods"
+    ),
+    Row::new("subscribers.gids", Kind::List(&Kind::Text), "").own_flag("subscriber-gid").honoured(
+        SUBSCRIBABLE,
+        "groups, by name or number, whose processes may subscribe"
     ),
     Row::new("relistPeriod", POSITIVE, "1s").own_flag("relist-period").honoured(
         &[Pleg],

@@ -9,7 +9,7 @@ use prost::Message;
 use prost_types::field_descriptor_proto::{Label, Type};
 use quintlet_kit::messages::{Bounded, bounded_requests};
 use quintlet_proto::limits;
-use quintlet_proto::{debug, pleg, podsync, probe, runtime, status};
+use quintlet_proto::{debug, pleg, podsync, probe, runtime, status, subscribe};
 use tonic::codec::{Codec as _, EncodeBody, SingleMessageCompressionOverride, Streaming};
 use tonic_prost::ProstCodec;
 
@@ -120,6 +120,51 @@ fn cases() -> BTreeMap<(String, Sender), Case> {
         },
         |item| match item.event {
             Some(pleg::v1::watch_event::Event::Pod(pod)) => Some(pod.name),
+            _ => None,
+        }
+    );
+    case!(
+        all,
+        "Containers.Watch",
+        Server,
+        subscribe::v1::WatchContainersEvent,
+        |name| {
+            let pod = subscribe::v1::PodContainers { name, ..Default::default() };
+            let event = Some(subscribe::v1::watch_containers_event::Event::Pod(pod));
+            subscribe::v1::WatchContainersEvent { event, cursor: None }
+        },
+        |item| match item.event {
+            Some(subscribe::v1::watch_containers_event::Event::Pod(pod)) => Some(pod.name),
+            _ => None,
+        }
+    );
+    case!(
+        all,
+        "Probes.Watch",
+        Server,
+        subscribe::v1::WatchProbesEvent,
+        |name| {
+            let probe = subscribe::v1::ProbeState { name, ..Default::default() };
+            let event = Some(subscribe::v1::watch_probes_event::Event::Probe(probe));
+            subscribe::v1::WatchProbesEvent { event, cursor: None }
+        },
+        |item| match item.event {
+            Some(subscribe::v1::watch_probes_event::Event::Probe(probe)) => Some(probe.name),
+            _ => None,
+        }
+    );
+    case!(
+        all,
+        "Pods.Watch",
+        Server,
+        subscribe::v1::WatchPodsEvent,
+        |name| {
+            let pod = subscribe::v1::PodState { name, ..Default::default() };
+            let event = Some(subscribe::v1::watch_pods_event::Event::Pod(pod));
+            subscribe::v1::WatchPodsEvent { event, cursor: None }
+        },
+        |item| match item.event {
+            Some(subscribe::v1::watch_pods_event::Event::Pod(pod)) => Some(pod.name),
             _ => None,
         }
     );
