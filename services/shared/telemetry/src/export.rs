@@ -15,8 +15,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 
 use crate::metrics;
-use crate::otlp::{Collector, OtlpError, OtlpExporter};
-use crate::sink::SpanSink;
+use crate::otlp::{Collector, OnRuntime, OtlpError};
 
 /// All traces, in traces per million.
 pub const ALL_TRACES: u32 = 1_000_000;
@@ -141,39 +140,45 @@ impl SpanProcessor for SampledCounter {
     }
 }
 
-/// Counts what becomes of spans.
+/// Counts what an exporter does.
 #[derive(Debug)]
-pub(crate) struct CountedExporter<S> {
-    sink: S,
+pub(crate) struct CountedExporter<E> {
+    exporter: E,
     counts: ExportCounts,
 }
 
-impl<S: SpanSink> SpanExporter for CountedExporter<S> {
+impl<E: SpanExporter> SpanExporter for CountedExporter<E> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let spans = batch.len();
-        let sent = self.sink.send(batch).await;
-        let failed = sent.as_ref().map_or(spans, |rejected| spans.min(*rejected));
-        self.counts.count("failed", failed);
-        self.counts.count("exported", spans.saturating_sub(failed));
-        sent.map(drop)
+        let result = self.exporter.export(batch).await;
+        self.counts.count(if result.is_ok() { "exported" } else { "failed" }, spans);
+        result
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.exporter.shutdown_with_timeout(timeout)
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.exporter.force_flush()
     }
 
     fn set_resource(&mut self, resource: &Resource) {
-        self.sink.set_resource(resource);
+        self.exporter.set_resource(resource);
     }
 }
 
 /// Returns the exporter to a collector, and the counter of the spans for it. The exporter's calls run on the current runtime.
 pub(crate) fn exporter(
     collector: Collector,
-) -> Result<(CountedExporter<OtlpExporter>, SampledCounter), OtlpError> {
-    Ok(counted(OtlpExporter::new(collector)?))
+) -> Result<(CountedExporter<OnRuntime<opentelemetry_otlp::SpanExporter>>, SampledCounter), OtlpError> {
+    Ok(counted(collector.exporter()?))
 }
 
-fn counted<S>(sink: S) -> (CountedExporter<S>, SampledCounter) {
+fn counted<E>(exporter: E) -> (CountedExporter<E>, SampledCounter) {
     let counts = ExportCounts::new();
     let sampled = SampledCounter(counts.sampled.clone());
-    (CountedExporter { sink, counts }, sampled)
+    (CountedExporter { exporter, counts }, sampled)
 }
 
 #[cfg(test)]
@@ -189,21 +194,18 @@ mod tests {
 
     use super::*;
 
-    /// Keeps the names of exported spans.
-    #[derive(Debug, Clone)]
-    struct Sink {
+    /// Keeps the names of exported spans. Fails if `fails` is set.
+    #[derive(Debug, Clone, Default)]
+    struct Kept {
         names: Arc<Mutex<Vec<String>>>,
-        /// Spans of each batch that are rejected; none if all exports fail.
-        rejects: Option<usize>,
+        fails: bool,
     }
 
-    impl SpanSink for Sink {
-        async fn send(&self, batch: Vec<SpanData>) -> Result<usize, OTelSdkError> {
+    impl SpanExporter for Kept {
+        async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
             self.names.lock().extend(batch.into_iter().map(|span| span.name.into_owned()));
-            self.rejects.ok_or_else(|| OTelSdkError::InternalFailure("refused".to_owned()))
+            if self.fails { Err(OTelSdkError::InternalFailure("refused".to_owned())) } else { Ok(()) }
         }
-
-        fn set_resource(&mut self, _resource: &Resource) {}
     }
 
     fn remote(is_sampled: bool) -> Context {
@@ -247,15 +249,11 @@ mod tests {
 
     #[test]
     fn only_sampled_spans_are_exported_and_each_of_them_is_counted() {
-        for (rate, rejects, wanted) in [
-            (ALL_TRACES, Some(0), (2, 2, 0)),
-            (ALL_TRACES, None, (2, 0, 2)),
-            (ALL_TRACES, Some(1), (2, 0, 2)),
-            (ALL_TRACES, Some(9), (2, 0, 2)),
-            (0, Some(0), (0, 0, 0)),
-        ] {
-            let sink = Sink { names: Arc::default(), rejects };
-            let (exporter, sampled) = counted(sink.clone());
+        for (rate, fails, wanted) in
+            [(ALL_TRACES, false, (2, 2, 0)), (ALL_TRACES, true, (2, 0, 2)), (0, false, (0, 0, 0))]
+        {
+            let kept = Kept { fails, ..Kept::default() };
+            let (exporter, sampled) = counted(kept.clone());
             let results = exporter.counts.results.clone();
             let value = |result: &'static str| results.get_or_create(&ExportLabels { result }).get();
             let before = (sampled.0.get(), value("exported"), value("failed"));
@@ -269,35 +267,9 @@ mod tests {
             tracer.in_span("parent", |_| tracer.in_span("child", |_| {}));
             let after = (sampled_spans.get(), value("exported"), value("failed"));
             let counted = (after.0 - before.0, after.1 - before.1, after.2 - before.2);
-            assert_eq!(counted, wanted, "{rate} {rejects:?}");
-            assert_eq!(sink.names.lock().len(), usize::try_from(wanted.0).unwrap());
+            assert_eq!(counted, wanted, "{rate} {fails}");
+            assert_eq!(kept.names.lock().len(), usize::try_from(wanted.0).unwrap());
         }
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-    async fn spans_for_a_dead_collector_delay_nothing_and_are_counted() {
-        // The listener is closed at once.
-        let dead = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-        let variable = |name: &str| match name {
-            "OTEL_EXPORTER_OTLP_PROTOCOL" => Some("http/protobuf".to_owned()),
-            "OTEL_EXPORTER_OTLP_TIMEOUT" => Some("200".to_owned()),
-            _ => None,
-        };
-        let collector = Collector::from(Some(&format!("http://{dead}")), variable).unwrap().unwrap();
-        let (exporter, sampled) = exporter(collector).unwrap();
-        let (results, sampled_spans) = (exporter.counts.results.clone(), sampled.0.clone());
-        let provider =
-            SdkTracerProvider::builder().with_span_processor(sampled).with_batch_exporter(exporter).build();
-        let began = tokio::time::Instant::now();
-        for _ in 0..100 {
-            provider.tracer("test").in_span("one", |_| {});
-        }
-        let spent = began.elapsed();
-        assert!(spent < Duration::from_millis(200), "{spent:?}");
-        let flush = tokio::task::spawn_blocking(move || provider.force_flush());
-        assert!(flush.await.unwrap().is_err());
-        let value = |result: &'static str| results.get_or_create(&ExportLabels { result }).get();
-        assert_eq!((sampled_spans.get(), value("exported"), value("failed")), (100, 0, 100));
     }
 
     #[test]

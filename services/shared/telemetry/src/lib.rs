@@ -15,7 +15,6 @@ mod process;
 pub mod propagate;
 mod repeat_filter;
 mod ring;
-mod sink;
 
 use std::time::Duration;
 

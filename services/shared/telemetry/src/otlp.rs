@@ -1,210 +1,242 @@
-//! Sends spans to a collector by OTLP, over gRPC or over HTTP with protobuf.
+//! The exporter to an OTLP collector, over gRPC or over HTTP with protobuf.
 //!
-//! The batch processor of the SDK calls the exporter on a thread of its own. The calls themselves run on the service's runtime, each
-//! with a time limit. An answer that allows it is retried within that limit.
+//! Headers, time limit and endpoint are those of the standard environment variables, which `opentelemetry-otlp` reads. The protocol and
+//! the files of certificates are read here.
 
-mod settings;
 #[cfg(test)]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "kit, which has the methods to be taken instead, depends on this crate"
+)]
 mod tests;
 mod tls;
 
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::header::{CONTENT_TYPE, USER_AGENT};
-use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri};
-use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_rustls::HttpsConnector;
-use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
-use opentelemetry_proto::tonic::collector::trace::v1::trace_service_client::TraceServiceClient;
-use opentelemetry_proto::tonic::collector::trace::v1::{
-    ExportTraceServiceRequest, ExportTraceServiceResponse,
-};
-use opentelemetry_proto::transform::common::tonic::ResourceAttributesWithSchema;
-use opentelemetry_proto::transform::trace::tonic::group_spans_by_resource_and_scope;
+use opentelemetry_http::hyper::HyperClient;
+use opentelemetry_otlp::{ExporterBuildError, Protocol, WithExportConfig, WithHttpConfig, WithTonicConfig};
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::error::OTelSdkError;
-use opentelemetry_sdk::trace::SpanData;
-use prost::Message as _;
-use tonic::Code;
-use tonic::metadata::MetadataMap;
-use tonic::transport::{Channel, Endpoint};
+use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
+use opentelemetry_sdk::trace::{SpanData, SpanExporter};
 
-pub use crate::otlp::settings::OtlpError;
-pub(crate) use crate::otlp::settings::{Collector, Protocol};
-use crate::sink::SpanSink;
+/// Time limit of one request over HTTP. The exporter's own limit ends retries, and no request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Waits between attempts: the first one, and the longest. Each is twice as long as the one before.
-const RETRY_WAITS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// Path of traces below an endpoint of OTLP over HTTP.
+const TRACES_PATH: &str = "/v1/traces";
 
-/// Largest answer over HTTP that is read. An answer has a count and a message.
-const MAX_ANSWER: usize = 64 * 1024;
-
-const AGENT: &str = concat!("quintlet/", env!("CARGO_PKG_VERSION"));
-
-type Connector = HttpsConnector<HttpConnector>;
-
-/// Connections to a collector.
-#[derive(Debug, Clone)]
-enum Transport {
-    Grpc(TraceServiceClient<Channel>),
-    Http { client: Box<Client<Connector, Full<Bytes>>>, endpoint: Uri },
+/// The reason why spans cannot be exported as configured.
+#[derive(Debug, thiserror::Error)]
+pub enum OtlpError {
+    /// The protocol is not supported.
+    #[error("{name}: protocol {value:?} is not supported, expected grpc or http/protobuf")]
+    Protocol {
+        /// The variable.
+        name: String,
+        /// The value that was set.
+        value: String,
+    },
+    /// A client certificate without a key, or a key without a certificate.
+    #[error("{name} is set without {missing}")]
+    Incomplete {
+        /// The variable.
+        name: String,
+        /// The variable that is not set.
+        missing: &'static str,
+    },
+    /// A file cannot be read, or has no certificate or key.
+    #[error("{name}: failed to read {}", path.display())]
+    Pem {
+        /// The variable.
+        name: String,
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: rustls::pki_types::pem::Error,
+    },
+    /// The certificates cannot be used.
+    #[error("failed to use the certificates of the OTLP exporter")]
+    Certificates(#[source] rustls::Error),
+    /// No file of certificates is configured, and the machine has none.
+    #[error("failed to read the trusted certificates of the machine")]
+    NoRoots(#[source] std::io::Error),
+    /// Another setting is invalid, such as the endpoint.
+    #[error("failed to build the OTLP exporter")]
+    Exporter(#[from] ExporterBuildError),
 }
 
-/// An exporter to one collector.
+/// A file, and the variable that names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct NamedFile {
+    name: String,
+    path: PathBuf,
+}
+
+/// Files of certificates. Each is read once, when the exporter is built.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct TlsFiles {
+    /// Authorities of the collector. Without it, those of the machine.
+    authorities: Option<NamedFile>,
+    /// Certificate and key of the client.
+    client: Option<(NamedFile, NamedFile)>,
+}
+
+/// A collector, and how it is reached.
+#[derive(Debug, Clone)]
+pub(crate) struct Collector {
+    protocol: Protocol,
+    /// The endpoint of the flag. Without it, that of the environment.
+    endpoint: Option<String>,
+    /// Time limit of one export with its retries. Without it, that of the environment.
+    timeout: Option<Duration>,
+    /// None if the endpoint has no TLS.
+    tls: Option<TlsFiles>,
+}
+
+impl Collector {
+    /// Returns the collector of the flag or, without it, of the environment; none if neither has an endpoint.
+    pub(crate) fn from(
+        flag: Option<&str>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<Self>, OtlpError> {
+        let variables = Variables(variable);
+        let flag = flag.filter(|endpoint| !endpoint.is_empty());
+        let Some(endpoint) = flag.map(str::to_owned).or_else(|| variables.value("ENDPOINT")) else {
+            return Ok(None);
+        };
+        let protocol = variables.protocol()?;
+        let tls = if variables.is_plain(&endpoint) { None } else { Some(variables.tls()?) };
+        let endpoint = flag.map(|endpoint| match protocol {
+            Protocol::HttpBinary => of_traces(endpoint),
+            _ => endpoint.to_owned(),
+        });
+        Ok(Some(Self { protocol, endpoint, timeout: None, tls }))
+    }
+
+    /// Returns an exporter to the collector, whose calls run on the current runtime. It connects with the first export.
+    pub(crate) fn exporter(self) -> Result<OnRuntime<opentelemetry_otlp::SpanExporter>, OtlpError> {
+        let exporter = opentelemetry_otlp::SpanExporter::builder();
+        let request_timeout = self.timeout.unwrap_or(REQUEST_TIMEOUT);
+        let exporter = match (self.protocol, &self.tls) {
+            (Protocol::HttpBinary, None) => {
+                let client = HyperClient::new(HttpConnector::new(), request_timeout, None);
+                self.configured(exporter.with_http().with_http_client(client)).build()?
+            }
+            (Protocol::HttpBinary, Some(files)) => {
+                let mut tcp = HttpConnector::new();
+                tcp.enforce_http(false);
+                let connector = HttpsConnector::from((tcp, tls::of_http(files)?));
+                let client = HyperClient::new(connector, request_timeout, None);
+                self.configured(exporter.with_http().with_http_client(client)).build()?
+            }
+            (_, None) => self.configured(exporter.with_tonic()).build()?,
+            (_, Some(files)) => {
+                let exporter = exporter.with_tonic().with_tls_config(tls::of_grpc(files)?);
+                self.configured(exporter).build()?
+            }
+        };
+        Ok(OnRuntime { exporter: Arc::new(exporter), runtime: tokio::runtime::Handle::current() })
+    }
+
+    fn configured<B: WithExportConfig>(&self, mut builder: B) -> B {
+        builder = builder.with_protocol(self.protocol);
+        if let Some(endpoint) = &self.endpoint {
+            builder = builder.with_endpoint(endpoint);
+        }
+        match self.timeout {
+            Some(timeout) => builder.with_timeout(timeout),
+            None => builder,
+        }
+    }
+}
+
+/// Returns the endpoint with the path of traces if it has none.
+fn of_traces(endpoint: &str) -> String {
+    let host = endpoint.trim_end_matches('/');
+    let has_path = host.split_once("://").is_some_and(|(_, rest)| rest.contains('/'));
+    if has_path { endpoint.to_owned() } else { format!("{host}{TRACES_PATH}") }
+}
+
+/// Runs the exports of the SDK's thread on a runtime, which timers and connections need.
 #[derive(Debug)]
-pub(crate) struct OtlpExporter {
-    sender: Sender,
-    resource: ResourceAttributesWithSchema,
+pub(crate) struct OnRuntime<E> {
+    exporter: Arc<E>,
     runtime: tokio::runtime::Handle,
 }
 
-/// The connections and settings of each call. Clones share the connections.
-#[derive(Debug, Clone)]
-struct Sender {
-    transport: Transport,
-    headers: HeaderMap,
-    timeout: Duration,
-}
-
-/// The reason why a batch was not exported.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-enum SendError {
-    #[error("collector answered with gRPC status {0:?}")]
-    Grpc(Code),
-    #[error("collector answered with HTTP status {0}")]
-    Http(StatusCode),
-    #[error("collector cannot be reached")]
-    Connection,
-    #[error("request or answer is invalid")]
-    Invalid,
-    #[error("collector did not take the spans within the time limit")]
-    Timeout,
-}
-
-impl SendError {
-    /// Returns whether the specification of OTLP lets a client send the same spans again.
-    fn is_retryable(&self) -> bool {
-        match self {
-            Self::Grpc(code) => matches!(
-                code,
-                Code::Cancelled
-                    | Code::DeadlineExceeded
-                    | Code::Aborted
-                    | Code::OutOfRange
-                    | Code::Unavailable
-                    | Code::DataLoss
-            ),
-            Self::Http(status) => matches!(status.as_u16(), 429 | 502 | 503 | 504),
-            Self::Connection => true,
-            Self::Invalid | Self::Timeout => false,
-        }
+impl<E: SpanExporter + 'static> SpanExporter for OnRuntime<E> {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let exporter = Arc::clone(&self.exporter);
+        let exported = self.runtime.spawn(async move { exporter.export(batch).await }).await;
+        exported.map_err(|error| OTelSdkError::InternalFailure(error.to_string()))?
     }
-}
 
-impl OtlpExporter {
-    /// Returns an exporter whose calls run on the current runtime. It connects with the first export.
-    pub(crate) fn new(collector: Collector) -> Result<Self, OtlpError> {
-        let Collector { protocol, endpoint, headers, timeout, tls } = collector;
-        let is_tls = endpoint.scheme_str() == Some("https");
-        let mut tls = if is_tls { tls::client(&tls)? } else { tls::unused()? };
-        let mut tcp = HttpConnector::new();
-        tcp.enforce_http(false);
-        tcp.set_connect_timeout(Some(timeout));
-        let transport = match protocol {
-            Protocol::Grpc => {
-                tls.alpn_protocols = vec![b"h2".to_vec()];
-                let target =
-                    Endpoint::from(endpoint).user_agent(AGENT).expect("a constant is a header value");
-                let channel = target.connect_with_connector_lazy(Connector::from((tcp, tls)));
-                Transport::Grpc(TraceServiceClient::new(channel))
-            }
-            Protocol::Http => {
-                let client = Client::builder(TokioExecutor::new()).build(Connector::from((tcp, tls)));
-                Transport::Http { client: Box::new(client), endpoint }
-            }
-        };
-        let sender = Sender { transport, headers, timeout };
-        let runtime = tokio::runtime::Handle::current();
-        Ok(Self { sender, resource: ResourceAttributesWithSchema::default(), runtime })
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.exporter.shutdown_with_timeout(timeout)
     }
-}
 
-impl SpanSink for OtlpExporter {
-    async fn send(&self, batch: Vec<SpanData>) -> Result<usize, OTelSdkError> {
-        let resource_spans = group_spans_by_resource_and_scope(batch, &self.resource);
-        let sending = self.sender.clone().send(ExportTraceServiceRequest { resource_spans });
-        let answer = match self.runtime.spawn(sending).await {
-            Ok(sent) => sent.map_err(|error| OTelSdkError::InternalFailure(error.to_string()))?,
-            // The runtime has stopped.
-            Err(error) => return Err(OTelSdkError::InternalFailure(error.to_string())),
-        };
-        let rejected = answer.partial_success.map_or(0, |partial| partial.rejected_spans);
-        Ok(usize::try_from(rejected).unwrap_or(0))
+    fn force_flush(&self) -> OTelSdkResult {
+        self.exporter.force_flush()
     }
 
     fn set_resource(&mut self, resource: &Resource) {
-        self.resource = resource.into();
+        // The SDK sets it before the first export.
+        if let Some(exporter) = Arc::get_mut(&mut self.exporter) {
+            exporter.set_resource(resource);
+        }
     }
 }
 
-impl Sender {
-    /// Sends spans until the collector takes them, refuses them for good, or the time limit ends.
-    async fn send(self, request: ExportTraceServiceRequest) -> Result<ExportTraceServiceResponse, SendError> {
-        let sending = async {
-            let (mut wait, longest) = RETRY_WAITS;
-            loop {
-                match self.send_once(&request).await {
-                    Err(error) if error.is_retryable() => {
-                        tracing::debug!(%error, "export of spans failed, retrying")
-                    }
-                    done => return done,
-                }
-                tokio::time::sleep(wait).await;
-                wait = wait.saturating_mul(2).min(longest);
-            }
-        };
-        tokio::time::timeout(self.timeout, sending).await.unwrap_or(Err(SendError::Timeout))
+/// The environment. A variable that is empty counts as not set.
+struct Variables<F>(F);
+
+impl<F: Fn(&str) -> Option<String>> Variables<F> {
+    /// Returns the variable for traces with this ending or, without it, the one for all signals.
+    fn of_traces(&self, ending: &str) -> Option<(String, String)> {
+        let names =
+            ["OTEL_EXPORTER_OTLP_TRACES_", "OTEL_EXPORTER_OTLP_"].map(|start| format!("{start}{ending}"));
+        names.into_iter().find_map(|name| {
+            let value = (self.0)(&name).filter(|value| !value.is_empty())?;
+            Some((name, value))
+        })
     }
 
-    async fn send_once(
-        &self,
-        request: &ExportTraceServiceRequest,
-    ) -> Result<ExportTraceServiceResponse, SendError> {
-        match &self.transport {
-            Transport::Grpc(client) => {
-                let mut call = tonic::Request::new(request.clone());
-                *call.metadata_mut() = MetadataMap::from_headers(self.headers.clone());
-                let answer = client.clone().export(call).await;
-                answer.map(tonic::Response::into_inner).map_err(|status| SendError::Grpc(status.code()))
-            }
-            Transport::Http { client, endpoint } => {
-                let call = self.post(endpoint, request)?;
-                let answer = client.request(call).await.map_err(|_| SendError::Connection)?;
-                let status = answer.status();
-                if !status.is_success() {
-                    return Err(SendError::Http(status));
-                }
-                let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
-                let body = body.map_err(|_| SendError::Invalid)?.to_bytes();
-                ExportTraceServiceResponse::decode(body).map_err(|_| SendError::Invalid)
-            }
+    fn value(&self, ending: &str) -> Option<String> {
+        self.of_traces(ending).map(|(_, value)| value)
+    }
+
+    // Only an endpoint of gRPC without a scheme goes by the variable.
+    fn is_plain(&self, endpoint: &str) -> bool {
+        let is_insecure = || self.value("INSECURE").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        endpoint.starts_with("http://") || (!endpoint.contains("://") && is_insecure())
+    }
+
+    fn protocol(&self) -> Result<Protocol, OtlpError> {
+        let Some((name, value)) = self.of_traces("PROTOCOL") else { return Ok(Protocol::Grpc) };
+        match value.trim() {
+            "grpc" => Ok(Protocol::Grpc),
+            "http/protobuf" => Ok(Protocol::HttpBinary),
+            _ => Err(OtlpError::Protocol { name, value }),
         }
     }
 
-    fn post(
-        &self,
-        endpoint: &Uri,
-        request: &ExportTraceServiceRequest,
-    ) -> Result<Request<Full<Bytes>>, SendError> {
-        let mut call = Request::post(endpoint.clone())
-            .body(Full::new(Bytes::from(request.encode_to_vec())))
-            .map_err(|_| SendError::Invalid)?;
-        call.headers_mut().clone_from(&self.headers);
-        call.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
-        call.headers_mut().insert(USER_AGENT, HeaderValue::from_static(AGENT));
-        Ok(call)
+    fn tls(&self) -> Result<TlsFiles, OtlpError> {
+        let file = |ending: &str| {
+            self.of_traces(ending).map(|(name, path)| NamedFile { name, path: PathBuf::from(path) })
+        };
+        let incomplete = |file: NamedFile, missing| OtlpError::Incomplete { name: file.name, missing };
+        let client = match (file("CLIENT_CERTIFICATE"), file("CLIENT_KEY")) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            (Some(certificate), None) => {
+                return Err(incomplete(certificate, "OTEL_EXPORTER_OTLP_CLIENT_KEY"));
+            }
+            (None, Some(key)) => return Err(incomplete(key, "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE")),
+        };
+        Ok(TlsFiles { authorities: file("CERTIFICATE"), client })
     }
 }

@@ -256,7 +256,10 @@ async fn containers_of_a_pod_with_a_cpu_as_a_whole_share_it_until_its_end() {
     check();
     let holders = list(&sim).await.holders;
     let shown = |holder: &CpuHolder| (holder.cpus.clone(), holder.is_pod_shared, holder.pod_cpus.clone());
-    assert_eq!(holders.iter().map(shown).collect::<Vec<_>>(), [("1".to_owned(), true, "1".to_owned()), ("1".to_owned(), true, "1".to_owned())]);
+    assert_eq!(
+        holders.iter().map(shown).collect::<Vec<_>>(),
+        [("1".to_owned(), true, "1".to_owned()), ("1".to_owned(), true, "1".to_owned())]
+    );
 
     // A pod whose container takes all that the pod has leaves nothing to the other one.
     let mut empty = whole(pods::pod("empty", &[pods::container("c-one"), pods::container("c-two")]));
@@ -264,7 +267,7 @@ async fn containers_of_a_pod_with_a_cpu_as_a_whole_share_it_until_its_end() {
     sim.delete("web", None);
     sim.wait_gone("web").await;
     wait_cpus(&sim, &other, "other", "0-1").await;
-    sim.create(empty);
+    let _uid = sim.create(empty);
     let rejected = sim.wait_pod("empty", "it is rejected", |pod| pod.phase() == "Failed").await;
     assert_eq!(rejected.text("/status/reason"), "TopologyAffinityError");
     let text = "Pod Scope pod with pod-level resources failed admission under pod-scope topology manager";

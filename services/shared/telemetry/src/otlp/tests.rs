@@ -9,16 +9,19 @@ use axum::body::to_bytes;
 use axum::extract::Request as AxumRequest;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Response};
-use hyper_util::rt::TokioIo;
+use http::{HeaderMap, StatusCode};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use opentelemetry::trace::{Tracer as _, TracerProvider as _};
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTracePartialSuccess;
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
 };
-use opentelemetry_sdk::error::OTelSdkResult;
-use opentelemetry_sdk::trace::{SdkTracerProvider, SpanExporter};
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
+use opentelemetry_sdk::trace::SdkTracerProvider;
 use parking_lot::Mutex;
+use prost::Message as _;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::RootCertStore;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -41,7 +44,6 @@ struct Got {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Taken,
-    Rejected(i64),
     /// The first two requests fail with a status that allows a retry.
     BusyTwice,
     Refused,
@@ -64,7 +66,7 @@ impl Receiver {
             Protocol::Grpc => {
                 tonic::service::Routes::new(TraceServiceServer::new(receiver.clone())).into_axum_router()
             }
-            Protocol::Http => Router::new(),
+            _ => Router::new(),
         };
         let recorder = receiver.clone();
         let router = router
@@ -76,10 +78,11 @@ impl Receiver {
                 let (router, acceptor) = (router.clone(), acceptor.clone());
                 tokio::spawn(async move {
                     match acceptor {
-                        Some(acceptor) => match acceptor.accept(stream).await {
-                            Ok(stream) => serve(protocol, stream, router).await,
-                            Err(_) => {}
-                        },
+                        Some(acceptor) => {
+                            if let Ok(stream) = acceptor.accept(stream).await {
+                                serve(protocol, stream, router).await;
+                            }
+                        }
                         None => serve(protocol, stream, router).await,
                     }
                 });
@@ -107,20 +110,10 @@ impl Receiver {
             Answer::BusyTwice if attempt <= 2 => StatusCode::SERVICE_UNAVAILABLE.into_response(),
             Answer::Refused => StatusCode::BAD_REQUEST.into_response(),
             Answer::Never => std::future::pending().await,
-            Answer::Taken | Answer::BusyTwice | Answer::Rejected(_) => {
-                self.taken().encode_to_vec().into_response()
+            Answer::Taken | Answer::BusyTwice => {
+                ExportTraceServiceResponse::default().encode_to_vec().into_response()
             }
         }
-    }
-
-    fn taken(&self) -> ExportTraceServiceResponse {
-        let rejected = match self.answer {
-            Answer::Rejected(count) => count,
-            _ => return ExportTraceServiceResponse::default(),
-        };
-        let partial =
-            ExportTracePartialSuccess { rejected_spans: rejected, error_message: "full".to_owned() };
-        ExportTraceServiceResponse { partial_success: Some(partial) }
     }
 
     fn got(&self) -> Vec<Got> {
@@ -143,7 +136,9 @@ impl TraceService for Receiver {
             Answer::BusyTwice if attempt <= 2 => Err(tonic::Status::unavailable("busy")),
             Answer::Refused => Err(tonic::Status::invalid_argument("refused")),
             Answer::Never => std::future::pending().await,
-            Answer::Taken | Answer::BusyTwice | Answer::Rejected(_) => Ok(tonic::Response::new(self.taken())),
+            Answer::Taken | Answer::BusyTwice => {
+                Ok(tonic::Response::new(ExportTraceServiceResponse::default()))
+            }
         }
     }
 }
@@ -159,7 +154,7 @@ async fn serve(
         Protocol::Grpc => {
             hyper::server::conn::http2::Builder::new(TokioExecutor::new()).serve_connection(io, service).await
         }
-        Protocol::Http => hyper::server::conn::http1::Builder::new().serve_connection(io, service).await,
+        _ => hyper::server::conn::http1::Builder::new().serve_connection(io, service).await,
     };
 }
 
@@ -189,80 +184,152 @@ fn batch(names: &[&'static str]) -> Vec<SpanData> {
     spans.clone()
 }
 
-fn exporter(variables: &[(&str, &str)]) -> Result<OtlpExporter, OtlpError> {
+/// Returns the collector of a flag and variables, whose names are without their common beginning.
+fn collector(flag: &str, variables: &[(&str, &str)]) -> Result<Option<Collector>, OtlpError> {
     let find = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
-    let collector = Collector::from(None, |name| find(name.strip_prefix("OTEL_EXPORTER_OTLP_").unwrap()));
-    OtlpExporter::new(collector?.unwrap())
+    Collector::from(Some(flag), |name| find(name.strip_prefix("OTEL_EXPORTER_OTLP_").unwrap()))
+}
+
+type Exporter = OnRuntime<opentelemetry_otlp::SpanExporter>;
+
+fn exporter(endpoint: &str, timeout: u64, variables: &[(&str, &str)]) -> Result<Exporter, OtlpError> {
+    let collector = collector(endpoint, variables)?.unwrap();
+    Collector { timeout: Some(Duration::from_millis(timeout)), ..collector }.exporter()
 }
 
 fn word(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Grpc => "grpc",
-        Protocol::Http => "http/protobuf",
+        _ => "http/protobuf",
     }
 }
 
-const BOTH: [Protocol; 2] = [Protocol::Grpc, Protocol::Http];
+const BOTH: [Protocol; 2] = [Protocol::Grpc, Protocol::HttpBinary];
 
 #[tokio::test]
-async fn spans_arrive_with_path_and_headers_of_the_protocol() {
-    for (protocol, path, content) in [
-        (Protocol::Grpc, "/opentelemetry.proto.collector.trace.v1.TraceService/Export", "application/grpc"),
-        (Protocol::Http, "/base/v1/traces", "application/x-protobuf"),
+async fn spans_arrive_with_the_path_and_content_of_the_protocol() {
+    for (protocol, base, path, content) in [
+        (
+            Protocol::Grpc,
+            "",
+            "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+            "application/grpc",
+        ),
+        (Protocol::HttpBinary, "", "/v1/traces", "application/x-protobuf"),
+        (Protocol::HttpBinary, "/", "/v1/traces", "application/x-protobuf"),
+        (Protocol::HttpBinary, "/in?k=v", "/in?k=v", "application/x-protobuf"),
     ] {
         let receiver = Receiver::start(protocol, Answer::Taken, None).await;
-        let endpoint = format!("http://{}/base", receiver.address);
-        let headers = ("HEADERS", "authorization=Bearer%20x,tenant=t1");
-        let exporter = exporter(&[("PROTOCOL", word(protocol)), ("ENDPOINT", &endpoint), headers]).unwrap();
-        assert_eq!(exporter.send(batch(&["one", "two"])).await.unwrap(), 0);
+        let endpoint = format!("http://{}{base}", receiver.address);
+        let exporter = exporter(&endpoint, 5000, &[("PROTOCOL", word(protocol))]).unwrap();
+        exporter.export(batch(&["one", "two"])).await.unwrap();
         let got = receiver.got();
         let [request] = &got[..] else { panic!("{got:?}") };
         assert!(request.path.ends_with(path), "{request:?}");
         assert_eq!(request.spans, ["one", "two"]);
-        for (name, value) in [("authorization", "Bearer x"), ("tenant", "t1"), ("content-type", content)] {
-            assert_eq!(request.headers.get(name).unwrap(), value, "{protocol:?}");
-        }
-        assert!(request.headers["user-agent"].to_str().unwrap().starts_with(AGENT), "{request:?}");
+        assert_eq!(request.headers.get("content-type").unwrap(), content, "{protocol:?}");
     }
 }
 
 #[tokio::test]
-async fn an_answer_decides_whether_spans_are_sent_again_and_what_was_rejected() {
+async fn an_answer_decides_whether_spans_are_sent_again() {
     for protocol in BOTH {
-        for (answer, wanted, attempts) in [
-            (Answer::Taken, Ok(0), 1),
-            (Answer::Rejected(3), Ok(3), 1),
-            (Answer::Rejected(-1), Ok(0), 1),
-            (Answer::BusyTwice, Ok(0), 3),
-            (Answer::Refused, Err(()), 1),
-        ] {
+        for (answer, is_sent, attempts) in
+            [(Answer::Taken, true, 1), (Answer::BusyTwice, true, 3), (Answer::Refused, false, 1)]
+        {
             let receiver = Receiver::start(protocol, answer, None).await;
             let endpoint = format!("http://{}", receiver.address);
-            let exporter = exporter(&[("PROTOCOL", word(protocol)), ("ENDPOINT", &endpoint)]).unwrap();
-            let sent = exporter.send(batch(&["one"])).await;
-            assert_eq!(sent.map_err(drop), wanted, "{protocol:?} {answer:?}");
+            let exporter = exporter(&endpoint, 20_000, &[("PROTOCOL", word(protocol))]).unwrap();
+            let sent = exporter.export(batch(&["one"])).await;
+            assert_eq!(sent.is_ok(), is_sent, "{protocol:?} {answer:?} {sent:?}");
             assert_eq!(receiver.got().len(), attempts, "{protocol:?} {answer:?}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_collector_that_is_dead_or_never_answers_costs_the_time_limit_and_no_more() {
+async fn a_collector_that_never_answers_costs_the_time_limit() {
     for protocol in BOTH {
         let silent = Receiver::start(protocol, Answer::Never, None).await;
+        let endpoint = format!("http://{}", silent.address);
+        let exporter = exporter(&endpoint, 300, &[("PROTOCOL", word(protocol))]).unwrap();
+        let began = Instant::now();
+        exporter.export(batch(&["one"])).await.unwrap_err();
+        let spent = began.elapsed();
+        assert!((300..2000).contains(&spent.as_millis()), "{protocol:?} {spent:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_sdk_exports_from_a_thread_of_its_own_and_a_dead_collector_delays_nothing() {
+    for protocol in BOTH {
         // The listener is closed at once.
         let dead = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-        for address in [silent.address, dead] {
-            let endpoint = format!("http://{address}");
-            let variables =
-                [("PROTOCOL", word(protocol)), ("ENDPOINT", endpoint.as_str()), ("TIMEOUT", "300")];
-            let exporter = exporter(&variables).unwrap();
+        let alive = Receiver::start(protocol, Answer::Taken, None).await;
+        for (address, is_sent) in [(dead, false), (alive.address, true)] {
+            let exporter =
+                exporter(&format!("http://{address}"), 200, &[("PROTOCOL", word(protocol))]).unwrap();
+            let provider = SdkTracerProvider::builder().with_batch_exporter(exporter).build();
             let began = Instant::now();
-            let error = exporter.send(batch(&["one"])).await.unwrap_err();
+            for _ in 0..100 {
+                provider.tracer("test").in_span("one", |_| {});
+            }
             let spent = began.elapsed();
-            assert!(error.to_string().contains("time limit"), "{error}");
-            assert!((300..2000).contains(&spent.as_millis()), "{protocol:?} {spent:?}");
+            assert!(spent < Duration::from_millis(200), "{spent:?}");
+            let flush = tokio::task::spawn_blocking(move || provider.force_flush());
+            assert_eq!(flush.await.unwrap().is_ok(), is_sent, "{protocol:?}");
         }
+        let spans: usize = alive.got().iter().map(|request| request.spans.len()).sum();
+        assert_eq!(spans, 100, "{protocol:?}");
+    }
+}
+
+#[test]
+fn the_endpoint_is_that_of_the_flag_or_of_a_variable() {
+    let http = ("PROTOCOL", "http/protobuf");
+    for (flag, variables, wanted) in [
+        ("", vec![], None),
+        ("", vec![("ENDPOINT", "")], None),
+        ("http://c:4317", vec![], Some((Some("http://c:4317"), false))),
+        ("http://c:4318", vec![http], Some((Some("http://c:4318/v1/traces"), false))),
+        ("https://c/own/path", vec![http], Some((Some("https://c/own/path"), true))),
+        // The exporter reads these variables itself.
+        ("", vec![("ENDPOINT", "http://all:1")], Some((None, false))),
+        ("", vec![("TRACES_ENDPOINT", "https://t:1")], Some((None, true))),
+        ("", vec![("ENDPOINT", "c:4317")], Some((None, true))),
+        ("", vec![("ENDPOINT", "c:4317"), ("INSECURE", "True")], Some((None, false))),
+    ] {
+        let found = collector(flag, &variables).unwrap();
+        let found = found.as_ref().map(|c| (c.endpoint.as_deref(), c.tls.is_some()));
+        assert_eq!(found, wanted, "{flag:?} {variables:?}");
+    }
+}
+
+#[test]
+fn a_wrong_value_is_named() {
+    for (variables, wanted) in [
+        (
+            ("PROTOCOL", "http/json"),
+            "OTEL_EXPORTER_OTLP_PROTOCOL: protocol \"http/json\" is not supported, expected grpc or http/protobuf",
+        ),
+        (
+            ("TRACES_CLIENT_KEY", "/k"),
+            "OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY is set without OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE",
+        ),
+        (
+            ("CLIENT_CERTIFICATE", "/c"),
+            "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE is set without OTEL_EXPORTER_OTLP_CLIENT_KEY",
+        ),
+    ] {
+        assert_eq!(collector("https://c:1", &[variables]).unwrap_err().to_string(), wanted);
+    }
+}
+
+#[tokio::test]
+async fn an_endpoint_that_is_no_url_is_an_error() {
+    for (protocol, endpoint) in [(Protocol::Grpc, "http://[c"), (Protocol::HttpBinary, "http://a b/c")] {
+        let error = exporter(endpoint, 1, &[("PROTOCOL", word(protocol))]).unwrap_err();
+        assert!(matches!(error, OtlpError::Exporter(_)), "{error:?}");
     }
 }
 
@@ -331,19 +398,16 @@ async fn both_protocols_use_the_configured_certificates() {
             (&ours, None, false),
         ] {
             let path = |pki: &Pki, name: &str| pki.path(name).display().to_string();
-            let mut variables = vec![
-                ("PROTOCOL", word(protocol).to_owned()),
-                ("ENDPOINT", endpoint.clone()),
-                ("TIMEOUT", if arrives { "5000" } else { "300" }.to_owned()),
-                ("CERTIFICATE", path(authority, "ca.pem")),
-            ];
+            let mut variables =
+                vec![("PROTOCOL", word(protocol).to_owned()), ("CERTIFICATE", path(authority, "ca.pem"))];
             if let Some(client) = client {
                 variables.push(("CLIENT_CERTIFICATE", path(client, "client.pem")));
                 variables.push(("CLIENT_KEY", path(client, "client.key")));
             }
             let variables: Vec<_> = variables.iter().map(|(n, v)| (*n, v.as_str())).collect();
             let before = receiver.got().len();
-            let sent = exporter(&variables).unwrap().send(batch(&["one"])).await;
+            let timeout = if arrives { 5000 } else { 300 };
+            let sent = exporter(&endpoint, timeout, &variables).unwrap().export(batch(&["one"])).await;
             assert_eq!(sent.is_ok(), arrives, "{protocol:?} {variables:?} {sent:?}");
             assert_eq!(receiver.got().len() > before, arrives, "{protocol:?} {variables:?}");
         }
@@ -354,10 +418,11 @@ async fn both_protocols_use_the_configured_certificates() {
 async fn a_file_without_a_certificate_is_named() {
     let pki = Pki::new();
     let (key, absent) = (pki.path("client.key").display().to_string(), pki.path("no").display().to_string());
-    for path in [&key, &absent] {
-        let error = exporter(&[("ENDPOINT", "https://c:1"), ("CERTIFICATE", path)]).unwrap_err();
+    for (protocol, path) in BOTH.into_iter().flat_map(|p| [(p, &key), (p, &absent)]) {
+        let variables = [("PROTOCOL", word(protocol)), ("CERTIFICATE", path)];
+        let error = exporter("https://c:1", 1, &variables).unwrap_err();
         assert_eq!(error.to_string(), format!("OTEL_EXPORTER_OTLP_CERTIFICATE: failed to read {path}"));
     }
     // Without TLS no file is read.
-    exporter(&[("ENDPOINT", "http://c:1"), ("CERTIFICATE", &absent)]).unwrap();
+    exporter("http://c:1", 1, &[("CERTIFICATE", &absent)]).unwrap();
 }

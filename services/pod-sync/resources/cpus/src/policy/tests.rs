@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use pod_sync_decisions::status::KillCause;
 use pod_sync_machine::{CpuId, NumaNode};
 use proptest::prelude::*;
 use serde::Deserialize;
@@ -141,17 +142,17 @@ fn whole_cores_are_required_with_full_pcpus_only() {
     let allocate = |count, free: &str| policy.allocate(&shared(cpus(free)), count, None, &CpuSet::new());
     assert_eq!(allocate(2, "0-7"), Ok(cpus("1,5")));
     let odd = allocate(3, "0-7").unwrap_err();
-    assert_eq!(odd.reason(), "SMTAlignmentError");
+    assert_eq!(odd.cause(), KillCause::SmtAlignment);
     assert_eq!(odd.message(), "SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2");
     // CPU 4 shares its core with the reserved CPU 0.
     let few = allocate(8, "0-7").unwrap_err();
-    assert_eq!(few.reason(), "SMTAlignmentError");
+    assert_eq!(few.cause(), KillCause::SmtAlignment);
     let text = "SMT Alignment Error: not enough free physical CPUs: available physical CPUs = 6, requested CPUs = 8, CPUs per core = 2";
     assert_eq!(few.message(), text);
     let shortage =
         self::policy(SINGLE_SOCKET_SMT, "", "0").allocate(&shared(cpus("0-2")), 3, None, &CpuSet::new());
     let shortage = shortage.unwrap_err();
-    assert_eq!(shortage.reason(), "UnexpectedAdmissionError");
+    assert_eq!(shortage.cause(), KillCause::UnexpectedAdmission);
     let text = "Allocate failed due to not enough cpus available to satisfy request: requested=3, available=2, which is unexpected";
     assert_eq!(shortage.message(), text);
 }
@@ -300,7 +301,7 @@ proptest! {
                 prop_assert!(got.is_subset(&policy.available(&assignments)));
             }
             Err(error) => {
-                let is_smt = options.full_cores && error.reason() == "SMTAlignmentError";
+                let is_smt = options.full_cores && error.cause() == KillCause::SmtAlignment;
                 prop_assert!(is_smt || count > policy.available(&assignments).len(), "{}", error);
             }
         }

@@ -126,13 +126,16 @@ fn allocations_and_alignments_are_counted_as_in_the_kubelet() {
     let pair = pod("q", json!([]), json!([container("a", "2", "1Gi"), container("b", "1", "1Gi")]));
     let mixed = whole("p", "4", "2Gi", json!([plain("i")]), json!([container("a", "2", "1Gi"), plain("b")]));
     let wide = single("w", "5", "1Gi");
+    let eight = single("e", "8", "1Gi");
     let cores = |settings: &mut PlacementSettings| {
         settings.cpu_options = [("full-pcpus-only".to_owned(), "true".to_owned())].into();
     };
     let none = |_: &mut PlacementSettings| {};
-    // Pod, CPUs and memory that are requested, aligned, not aligned, allocations, errors, assignments.
     type Change<'a> = &'a dyn Fn(&mut PlacementSettings);
-    let rows: [(&str, &str, Change<'_>, &Pod, [u64; 2], [&str; 5]); 7] = [
+    // Topology policy and scope, CPU options, pod, CPUs and memory that are requested, and: aligned, not aligned, allocations, errors,
+    // assignments.
+    type Row<'a> = (&'a str, &'a str, Change<'a>, &'a Pod, [u64; 2], [&'a str; 5]);
+    let rows: [Row<'_>; 7] = [
         (
             "single-numa-node",
             "container",
@@ -177,14 +180,7 @@ fn allocations_and_alignments_are_counted_as_in_the_kubelet() {
         ),
         ("single-numa-node", "container", &none, &wide, [0, 0], ["", "container numa_node=1", "", "", ""]),
         ("single-numa-node", "pod", &none, &wide, [0, 0], ["", "pod numa_node=1", "", "", ""]),
-        (
-            "none",
-            "container",
-            &cores,
-            &single("e", "8", "1Gi"),
-            [1, 0],
-            ["", "container physical_cpu=1", "", "cpu node=1", ""],
-        ),
+        ("none", "container", &cores, &eight, [1, 0], ["", "container physical_cpu=1", "", "cpu node=1", ""]),
         (
             "single-numa-node",
             "pod",
