@@ -103,7 +103,7 @@ async fn a_driver_of_an_incompatible_schema_is_refused_before_its_first_target()
     let stop = CancellationToken::new();
     let service = tokio::spawn({
         let (run, stop) = (dir.path().to_owned(), stop.clone());
-        async move { probe_service::run(&run, "0", &[], stop).await }
+        async move { probe_service::run(&run, "0", &[], &SubscriberArgs::default(), stop).await }
     });
     let mut client = client(dir.path()).await;
     let (requests, stream) = mpsc::unbounded_channel();
