@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::{StreamExt, stream};
 use quintlet_kit::error_chain;
 use quintlet_kit::messages::Bounded;
-use quintlet_kit::neighbour::Neighbour;
+use quintlet_kit::neighbour::{Neighbour, is_refusal};
 use quintlet_model::ids::PodUid;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::report_reply::Reply;
@@ -326,7 +326,10 @@ async fn volumes_stream(
                     match admitted.and_then(|()| convert::volumes(request)) {
                         Ok(volumes) => newest = Some((board.put(volumes), generation)),
                         Err(error) => {
-                            warn!(why = error.message(), "invalid volumes of the node refused");
+                            // A refused caller is logged where it greets.
+                            if !is_refusal(&error) {
+                                warn!(why = error.message(), "invalid volumes of the node refused");
+                            }
                             // The receiver may have been dropped; that is not an error.
                             let _ = replies.send(Err(error)).await;
                             return;

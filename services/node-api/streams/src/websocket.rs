@@ -237,6 +237,8 @@ async fn runtime_to_client<C>(
     let mut ping = interval_at(deadline_after(Instant::now(), PING_INTERVAL), PING_INTERVAL);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut status = Some(());
+    // A client parses all that comes on the error channel as one status.
+    let mut has_status = false;
     let mut last = None;
     while status.is_some() || output.stdout.is_some() || output.stderr.is_some() {
         // Dropping a receive or a tick loses nothing.
@@ -252,6 +254,9 @@ async fn runtime_to_client<C>(
             }
             () = until(last) => break,
             () = stop.cancelled() => {
+                if has_status {
+                    break;
+                }
                 // A client that does not read it is disconnected.
                 let _ = timeout(CLOSE_TIMEOUT, client.send(Message::Binary(stop_status().into()))).await;
                 break;
@@ -259,6 +264,7 @@ async fn runtime_to_client<C>(
         };
         match block {
             Some(block) => {
+                has_status |= channel == ERROR;
                 let message = [&[channel][..], &block].concat();
                 if client.send(Message::Binary(message.into())).await.is_err() {
                     return;
@@ -399,12 +405,13 @@ mod tests {
         assert_eq!(StreamProtocol::negotiate(Action::Exec, &no_key), StreamProtocol::PassThrough);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_stop_ends_a_session_with_the_reason_and_a_normal_close_frame() {
+    /// Stops a session whose client has read a line of output and then, if there is one, the status of its process. Returns what the
+    /// client reads after that.
+    async fn stopped(status: Option<&[u8]>) -> Vec<Message> {
         let (client, far_client) = tokio::io::duplex(64 << 10);
         let stop = CancellationToken::new();
         let (blocks, stdout) = tokio::sync::mpsc::channel(1);
-        let (_error, error) = tokio::sync::mpsc::channel(1);
+        let (errors, error) = tokio::sync::mpsc::channel(1);
         let output = Output { stdout: Some(stdout), stderr: None, error, _open: Vec::new() };
         let (to_client, _from_client) = websocket_server(client).await.split();
         let stopping = stop.clone();
@@ -414,16 +421,39 @@ mod tests {
         let mut far = WebSocketStream::from_raw_socket(far_client, Role::Client, None).await;
         blocks.send(b"line".to_vec()).await.unwrap();
         assert_eq!(far.next().await.unwrap().unwrap(), Message::Binary(Bytes::from_static(b"\x01line")));
+        if let Some(status) = status {
+            errors.send(status.to_vec()).await.unwrap();
+            let wanted = [&[ERROR][..], status].concat();
+            assert_eq!(far.next().await.unwrap().unwrap(), Message::Binary(wanted.into()));
+        }
         stop.cancel();
-        let Message::Binary(status) = far.next().await.unwrap().unwrap() else { panic!("no status") };
+        let mut rest = Vec::new();
+        while let Some(Ok(message)) = far.next().await {
+            let is_last = message.is_close();
+            rest.push(message);
+            if is_last {
+                break;
+            }
+        }
+        sent.await.unwrap();
+        rest
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stop_ends_a_session_with_the_reason_and_a_normal_close_frame() {
+        let rest = stopped(None).await;
+        let [Message::Binary(status), Message::Close(Some(close))] = &rest[..] else { panic!("{rest:?}") };
         let (channel, status) = status.split_first().unwrap();
         let status: serde_json::Value = serde_json::from_slice(status).unwrap();
         assert_eq!((*channel, &status["status"], &status["code"]), (ERROR, &json!("Failure"), &json!(503)));
-        let Message::Close(Some(close)) = far.next().await.unwrap().unwrap() else {
-            panic!("no close frame")
-        };
         assert_eq!(close.code, CloseCode::Normal);
-        sent.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stop_sends_no_second_status_to_a_client_that_has_one() {
+        let rest = stopped(Some(br#"{"status":"Success"}"#)).await;
+        let [Message::Close(Some(close))] = &rest[..] else { panic!("{rest:?}") };
+        assert_eq!(close.code, CloseCode::Normal);
     }
 
     #[tokio::test(start_paused = true)]

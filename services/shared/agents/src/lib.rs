@@ -299,7 +299,6 @@ impl ProcessTable {
         Some(line.split_terminator('\0').map(str::to_owned).collect())
     }
 
-    /// Returns whether a process runs the binary of all services. The binary of an unreadable process is unknown.
     /// Returns whether a process runs the binary of this one. A copy of the binary of all programs may have the name `kubelet` itself.
     fn has_own_binary(&self, pid: u32) -> bool {
         let file = |process: &str| {
@@ -310,6 +309,7 @@ impl ProcessTable {
         own.is_some() && file(&pid.to_string()) == own
     }
 
+    /// Returns whether a process runs the binary of all services. The binary of an unreadable process is unknown.
     fn is_quintlet(&self, pid: u32) -> bool {
         if self.has_own_binary(pid) {
             return true;

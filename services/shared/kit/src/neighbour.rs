@@ -96,10 +96,16 @@ pub fn is_refusal(status: &Status) -> bool {
 static REFUSED: Mutex<BTreeMap<u64, RefusedPeer>> = Mutex::new(BTreeMap::new());
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the peers that this process refuses.
+/// Returns the peers that this process refuses. A peer with several streams is listed once for each of its reasons.
 #[must_use]
 pub fn refused_peers() -> Vec<RefusedPeer> {
-    REFUSED.lock().values().cloned().collect()
+    let mut peers: Vec<RefusedPeer> = Vec::new();
+    for peer in REFUSED.lock().values() {
+        if !peers.contains(peer) {
+            peers.push(peer.clone());
+        }
+    }
+    peers
 }
 
 /// A service that this process uses or serves over streams.
@@ -276,6 +282,10 @@ mod tests {
             assert!(is_refusal(&refusal));
             assert_eq!((peer.check().unwrap_err().message(), shown()), (refusal.message(), 1));
         }
+        let second = Neighbour::new("test-peer", &[]);
+        second.greeted(&hello(too_new, &[])).unwrap_err();
+        assert_eq!(shown(), 1, "a second stream to the same peer");
+        drop(second);
         let waits: Vec<u128> = (0..6).map(|_| peer.next_wait(usual).as_millis()).collect();
         assert_eq!(waits, [500, 1000, 2000, 4000, 5000, 5000]);
         peer.greeted(&hello(quintlet_proto::SCHEMA, &[])).unwrap();

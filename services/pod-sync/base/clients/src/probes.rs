@@ -147,10 +147,10 @@ impl Probes {
         self.memory.lock().get(uid).cloned().unwrap_or_default()
     }
 
-    /// Sets the initial memory of a probe of a new container. Newer memory of the same container stays.
+    /// Sets the initial memory of a probe of a new container. A result of the same container that probe-service has stays.
     pub fn seed(&self, uid: &PodUid, container: &str, probe: ProbeType, memory: ProbeMemory) {
         let mut all = self.memory.lock();
-        merge(all.entry(uid.clone()).or_default(), container, probe, memory);
+        memory::seed(all.entry(uid.clone()).or_default(), container, probe, memory);
     }
 
     /// Sets the probe target of a pod, which has no memory. Its generation is filled in. A target that is too large stops the probes of the pod;

@@ -98,6 +98,9 @@ pub struct PodRecord {
     /// The last status that was computed.
     #[serde(skip)]
     pub status: Option<Arc<PodStatus>>,
+    /// No status has been reported to the API server, since it has no object of the pod yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unreported: bool,
     /// Time at which the pod was accepted (CLOCK_BOOTTIME).
     #[serde(default)]
     pub accepted: Duration,
@@ -151,6 +154,7 @@ impl PartialEq for PodRecord {
         let Self {
             pod,
             status,
+            unreported,
             accepted,
             active,
             probes,
@@ -168,6 +172,7 @@ impl PartialEq for PodRecord {
         } = self;
         same(pod.as_ref(), other.pod.as_ref())
             && same(status.as_ref(), other.status.as_ref())
+            && *unreported == other.unreported
             && *accepted == other.accepted
             && *active == other.active
             && *probes == other.probes

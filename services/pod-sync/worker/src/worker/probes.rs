@@ -65,7 +65,7 @@ impl PodProbes {
                 memory.counter = recorded.map_or(0, |recorded| recorded.counter.saturating_add(1));
                 recorded = None;
             }
-            if recorded.is_none_or(|m| m.container_id != memory.container_id) {
+            if recorded.is_none_or(|m| m.container_id != memory.container_id || m.result.is_none()) {
                 self.probes.seed(&self.uid, &container, probe, memory);
             }
         }

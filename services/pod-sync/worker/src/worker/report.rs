@@ -142,8 +142,11 @@ impl Reporter {
             Some(last) if **last == status => Arc::clone(last),
             Some(_) | None => Arc::new(status),
         };
+        let is_static = pods::is_static(&pod);
+        let has_object = self.node.has_api && (!is_static || mirror.is_some());
         record.update(|record| {
             record.pod = Some(Arc::clone(&pod));
+            record.unreported = !has_object && (record.unreported || before.is_none());
             record.status = Some(Arc::clone(&status));
             change(record);
         });
@@ -159,8 +162,6 @@ impl Reporter {
             self.report_shortened(object, &without);
         }
         let could_run = record.termination.as_ref().is_none_or(|t| !t.stopped);
-        let is_static = pods::is_static(&pod);
-        let has_object = self.node.has_api && (!is_static || mirror.is_some());
         self.recheck_at = None;
         if self.last.as_ref() == Some(&reported) {
             if !has_object || !self.is_changed_by_others(object, &status, could_run) {

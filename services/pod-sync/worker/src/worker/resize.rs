@@ -111,9 +111,8 @@ impl Resizes<'_> {
         for update in updates {
             let volumes = self.environment.volumes.clone();
             let (owner, uid) = (Arc::clone(pod), self.pod_ref.uid.clone());
-            let node = Arc::clone(&self.node.settings);
             let name = update.name.clone();
-            blocking(move || volumes.resize(&owner, &uid, &name, &node)).await.map_err(Stopped::Refused)?;
+            blocking(move || volumes.resize(&owner, &uid, &name)).await.map_err(Stopped::Refused)?;
             self.checkpoints.allocations.actuate_volume(
                 &self.pod_ref.uid,
                 &update.name,

@@ -53,8 +53,8 @@ pub(super) struct Tracker {
     pub(super) probes: PodProbes,
     pub(super) reporter: Reporter,
     pub(super) view: ViewPublisher,
-    // The record of an earlier process has a status.
-    was_recorded: bool,
+    // An earlier process reported a status of the pod.
+    was_reported: bool,
     // Probe results of the mirror pod's status were handed to probe-service.
     is_mirror_seeded: bool,
 }
@@ -80,7 +80,7 @@ impl Tracker {
         );
         let reporter = Reporter::new(clock.clone(), Arc::clone(node), Arc::clone(reporting), pod_ref.clone());
         let pod = Arc::clone(&desired.borrow().pod);
-        let was_recorded = record.status.is_some();
+        let was_reported = record.status.is_some() && !record.unreported;
         Self {
             record: RecordFile::new(Arc::clone(&ctx.checkpoints), pod_ref.clone(), record),
             observer,
@@ -100,14 +100,14 @@ impl Tracker {
             pod_ref,
             desired,
             pod,
-            was_recorded,
+            was_reported,
             is_mirror_seeded: false,
         }
     }
 
     /// Returns the mirror of a static pod that another agent reported: this one, and an earlier process, have reported no status of it.
     fn adopted_mirror(&self) -> Option<Arc<Pod>> {
-        if self.was_recorded || self.reporter.has_reported() || !pods::is_static(&self.pod) {
+        if self.was_reported || self.reporter.has_reported() || !pods::is_static(&self.pod) {
             return None;
         }
         let mirror = self.desired.borrow().mirror.clone()?;

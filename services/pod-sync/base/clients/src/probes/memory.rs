@@ -21,6 +21,19 @@ pub(super) fn merge(memory: &mut PodMemory, container: &str, probe: ProbeType, n
     }
 }
 
+/// Stores the result of a probe that a status shows. A result of the same container that comes from probe-service stays; if
+/// probe-service has none yet, the next one that it has counts.
+pub(super) fn seed(memory: &mut PodMemory, container: &str, probe: ProbeType, new: ProbeMemory) {
+    match memory.get_mut(&(container.to_owned(), probe)) {
+        Some(have) if have.container_id == new.container_id && have.result.is_none() => {
+            have.result = new.result
+        }
+        Some(_) | None => {
+            merge(memory, container, probe, new);
+        }
+    }
+}
+
 /// Adds the memory of each container instance to a target.
 pub(super) fn fill_memory(target: &mut wire::PodTarget, memory: &PodMemory) {
     for container in &mut target.containers {

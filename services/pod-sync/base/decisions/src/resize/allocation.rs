@@ -24,9 +24,13 @@ pub struct PodResources {
     /// `spec.resources`.
     #[serde(rename = "PodLevelResources", default)]
     pub pod_level: Option<ResourceRequirements>,
-    /// `sizeLimit` of memory-backed emptyDir volumes, by name. Empty while the feature gate is off. The kubelet's format has no such
-    /// field, and a kubelet leaves it out.
-    #[serde(rename = "EmptyDirSizeLimits", default, skip_serializing_if = "BTreeMap::is_empty")]
+    /// `sizeLimit` of memory-backed emptyDir volumes, by name. Empty while the feature gate is off. Kubelets before 1.37 ignore it.
+    #[serde(
+        rename = "EmptyDirVolumeLimits",
+        default,
+        deserialize_with = "or_default",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
     pub size_limits: Amounts,
 }
 

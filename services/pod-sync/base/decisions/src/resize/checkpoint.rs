@@ -115,8 +115,22 @@ mod tests {
         let text = r#"{"entries":null}"#;
         let empty = serde_json::to_vec(&json!({"data": text, "checksum": checksum(text)})).unwrap();
         assert_eq!(decode(&empty).unwrap(), PodResourceEntries::new());
-        let text = r#"{"entries":{"u":{"ContainerResources":null,"PodLevelResources":null}}}"#;
-        let empty = serde_json::to_vec(&json!({"data": text, "checksum": checksum(text)})).unwrap();
-        assert_eq!(decode(&empty).unwrap()["u"], PodResources::default());
+        for fields in [
+            r#""ContainerResources":null,"PodLevelResources":null"#,
+            r#""ContainerResources":null,"PodLevelResources":null,"EmptyDirVolumeLimits":null"#,
+        ] {
+            let text = format!(r#"{{"entries":{{"u":{{{fields}}}}}}}"#);
+            let empty = serde_json::to_vec(&json!({"data": text, "checksum": checksum(&text)})).unwrap();
+            assert_eq!(decode(&empty).unwrap()["u"], PodResources::default(), "{fields}");
+        }
+    }
+
+    #[test]
+    fn limits_of_volumes_have_the_name_of_a_kubelet_1_37() {
+        let entry =
+            r#"{"ContainerResources":{},"PodLevelResources":null,"EmptyDirVolumeLimits":{"v":"64Mi"}}"#;
+        let resources: PodResources = serde_json::from_str(entry).unwrap();
+        assert_eq!(resources.size_limits["v"].0, "64Mi");
+        assert_eq!(serde_json::to_string(&resources).unwrap(), entry);
     }
 }

@@ -17,7 +17,6 @@
 //! - A CPU quota of "none" is the largest quota, so a first limit counts as a decrease.
 //! - Removed pods leave the checkpoints at once, since a static pod may return with the same UID.
 //! - The pod's cgroup grows before, not after, a restart of sidecars by the resize.
-//! - A memory-backed volume gets the least of its limit, the pod's memory limit and the node's allocatable memory, as when it is mounted.
 
 pub mod allocation;
 pub mod checkpoint;
