@@ -105,8 +105,9 @@ pub struct NodeApiArgs {
     /// Directory that is served at /logs/
     #[arg(long, value_name = "DIR", default_value = "/var/log")]
     pub system_log_dir: PathBuf,
-    /// Feature gate, `Name=true`. May be repeated. Three gates have an effect here: PodLogsQuerySplitStreams lets readers of container
-    /// logs select stdout or stderr; ContainerCheckpoint=false disables /checkpoint; KubeletAllocatedPodsEndpoint serves /allocatedPods
+    /// Feature gate, `Name=true`. May be repeated. Gates with an effect here: PodLogsQuerySplitStreams lets readers of container
+    /// logs select stdout or stderr; ContainerCheckpoint=false disables /checkpoint; KubeletAllocatedPodsEndpoint serves /allocatedPods;
+    /// HugepageAwareEviction counts huge pages in the statistics of memory
     #[arg(long, value_delimiter = ',', value_name = "GATE")]
     pub feature_gates: Vec<String>,
     /// Root directory of the node, for statistics of its file system

@@ -293,7 +293,7 @@ impl LogQuery {
             let _held = &child;
             block
         };
-        // Both at once: a process that fills a pipe without a reader would never end.
+        // Both are read at once, since a process that fills a pipe without a reader would never end.
         stream::select(ReaderStream::new(out), ReaderStream::new(err)).map(held).boxed()
     }
 }

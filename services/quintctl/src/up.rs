@@ -439,7 +439,7 @@ fn bin_dir(args: &UpArgs) -> Result<PathBuf, UpError> {
     Ok(own_path()?.parent().unwrap_or(Path::new("/")).to_path_buf())
 }
 
-/// Checks the paths. Returns the binary of each service: a file of its name, or this binary if it has all programs and is alone.
+/// Checks the paths. Returns the binary of each service: a file of its name or, without one, this binary if it has the program.
 fn check(
     args: &UpArgs,
     layout: &Layout,

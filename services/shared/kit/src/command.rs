@@ -77,7 +77,7 @@ impl Commands {
         let mut errors = Pipe::new(child.stderr.take())?;
         let status = loop {
             let ended = child.try_wait()?;
-            // After the end, too: what the command wrote last.
+            // What the command wrote last is read after its end.
             output.read()?;
             errors.read()?;
             if let Some(status) = ended {

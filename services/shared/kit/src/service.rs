@@ -89,7 +89,9 @@ where
 {
     // First, so that no signal ends the process without an ordered stop.
     let stop_signal = signals::stop_signal()?;
-    let telemetry = quintlet_telemetry::init(service.name, &service.common.telemetry(service.node_name))?;
+    let (name, options) = (service.name, service.common.telemetry(service.node_name));
+    // It reads files of certificates if traces are exported.
+    let telemetry = task::blocking(move || quintlet_telemetry::init(name, &options)).await?;
     on_start();
     crate::crypto::install();
     timers::align();

@@ -361,7 +361,7 @@ fn restore_nat_rules(script: &str) {
         .spawn();
     let output = child.and_then(|mut child| {
         let stdin = child.stdin.take();
-        // At the same time: a full pipe of errors would stop the reader of the rules.
+        // Both are read at the same time. A full pipe of errors would stop the reader of the rules.
         std::thread::scope(|scope| {
             scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(script.as_bytes())));
             child.wait_with_output()

@@ -23,6 +23,9 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
 use opentelemetry_sdk::trace::{SpanData, SpanExporter};
 
+pub use crate::otlp::tls::TlsError;
+use crate::otlp::tls::{NamedFile, TlsFiles};
+
 /// Time limit of one request over HTTP. The exporter's own limit ends retries, and no request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -48,41 +51,12 @@ pub enum OtlpError {
         /// The variable that is not set.
         missing: &'static str,
     },
-    /// A file cannot be read, or has no certificate or key.
-    #[error("{name}: failed to read {}", path.display())]
-    Pem {
-        /// The variable.
-        name: String,
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: rustls::pki_types::pem::Error,
-    },
-    /// The certificates cannot be used.
-    #[error("failed to use the certificates of the OTLP exporter")]
-    Certificates(#[source] rustls::Error),
-    /// No file of certificates is configured, and the machine has none.
-    #[error("failed to read the trusted certificates of the machine")]
-    NoRoots(#[source] std::io::Error),
+    /// A file of certificates cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// Another setting is invalid, such as the endpoint.
     #[error("failed to build the OTLP exporter")]
     Exporter(#[from] ExporterBuildError),
-}
-
-/// A file, and the variable that names it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct NamedFile {
-    name: String,
-    path: PathBuf,
-}
-
-/// Files of certificates. Each is read once, when the exporter is built.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct TlsFiles {
-    /// Authorities of the collector. Without it, those of the machine.
-    authorities: Option<NamedFile>,
-    /// Certificate and key of the client.
-    client: Option<(NamedFile, NamedFile)>,
 }
 
 /// A collector, and how it is reached.
@@ -93,7 +67,7 @@ pub(crate) struct Collector {
     endpoint: Option<String>,
     /// Time limit of one export with its retries. Without it, that of the environment.
     timeout: Option<Duration>,
-    /// None if the endpoint has no TLS.
+    /// Files for TLS. None if the endpoint has no TLS.
     tls: Option<TlsFiles>,
 }
 

@@ -63,7 +63,7 @@ impl KubeletPod {
         assert_eq!(view.uid, UID, "{what}");
         // Housekeeping ends pods without a source every two seconds.
         tokio::time::sleep(Duration::from_secs(5)).await;
-        // The readiness probe goes on. A line begins with the method.
+        // The readiness probe continues. A line begins with the method.
         let mut actions = actions_on(&sim.runtime, &self.subjects);
         actions.retain(|action| !action.starts_with("ExecSync "));
         assert_eq!(actions, Vec::<String>::new(), "{what}");
