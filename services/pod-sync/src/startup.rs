@@ -243,8 +243,7 @@ impl Agent {
 
 fn create_directories(args: &Args) -> anyhow::Result<()> {
     let root_dir = &args.root_dir;
-    pod_sync_direct_volumes::layout::prepare_root(root_dir)
-        .with_context(|| format!("{}", root_dir.display()))?;
+    pod_sync_direct_volumes::layout::prepare_root(root_dir)?;
     match pod_sync_direct_volumes::layout::share_root(root_dir, &ProcMountTable) {
         Ok(false) => {}
         Ok(true) => tracing::info!(dir = %root_dir.display(), "made the root directory a shared mount"),

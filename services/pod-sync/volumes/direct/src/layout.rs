@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::mount::MountPropagationFlags;
 
@@ -13,7 +13,7 @@ use super::mount_table::MountTable;
 ///
 /// # Errors
 /// A directory cannot be created.
-pub fn prepare_root(root: &Path) -> io::Result<()> {
+pub fn prepare_root(root: &Path) -> Result<(), DirectoryError> {
     for (name, mode) in [
         ("", 0o750),
         ("pods", 0o750),
@@ -23,10 +23,20 @@ pub fn prepare_root(root: &Path) -> io::Result<()> {
         ("checkpoints", 0o700),
     ] {
         let dir = root.join(name);
-        fs::DirBuilder::new().recursive(true).mode(mode).create(&dir)?;
-        fs::set_permissions(&dir, fs::Permissions::from_mode(mode))?;
+        let created = fs::DirBuilder::new().recursive(true).mode(mode).create(&dir);
+        created
+            .and_then(|()| fs::set_permissions(&dir, fs::Permissions::from_mode(mode)))
+            .map_err(|source| DirectoryError { dir, source })?;
     }
     Ok(())
+}
+
+/// A directory of the node cannot be created.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to create the directory {}", dir.display())]
+pub struct DirectoryError {
+    dir: PathBuf,
+    source: io::Error,
 }
 
 /// Makes the root directory a shared mount, which `Bidirectional` mount propagation requires. A directory on a shared mount is
@@ -60,6 +70,15 @@ mod tests {
     use super::*;
     use crate::mount_table::ProcMountTable;
     use pod_sync_cri_config::subpath::unmount_all;
+
+    #[test]
+    fn a_file_in_the_place_of_a_directory_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("plugins");
+        fs::write(&file, "").unwrap();
+        let error = prepare_root(root.path()).unwrap_err();
+        assert_eq!(error.to_string(), format!("failed to create the directory {}", file.display()));
+    }
 
     #[test]
     fn the_root_is_shared_once() {
