@@ -151,7 +151,15 @@ impl CpuManager {
         let hints = match self.assignments.pod(&requests.pod) {
             Some(held) if held.len() == budget => self.policy.hints_for(held, &none, budget),
             Some(_) => Vec::new(),
-            None => self.policy.hints_for(&self.policy.available(&self.assignments), &none, budget),
+            None => {
+                // With another scope, its containers had some on their own.
+                let held = requests
+                    .containers
+                    .iter()
+                    .filter_map(|request| self.assignments.container(&requests.pod, &request.container));
+                let own = held.fold(CpuSet::new(), |own, cpus| own.union(cpus));
+                self.policy.hints_for(&self.policy.available(&self.assignments), &own, budget)
+            }
         };
         Hints::OneOf(hints)
     }

@@ -139,6 +139,7 @@ fn a_pod_that_had_cpus_by_container_gets_them_as_a_whole_with_another_scope() {
     let mut manager = manager(DUAL_SOCKET, CpuOptions::default());
     manager.allocate(&pod("p", "a=12"), "a", None).unwrap();
     let requests = whole("p", "14: a=12 b=0");
+    assert_eq!(shown(&manager.hints(&requests, RequestScope::Pod)), "0-1!", "its own CPUs count");
     manager.allocate_pod(&requests, None).unwrap();
     assert_eq!(manager.assignments().pod("p").unwrap().len(), 14);
     manager.release("p", "a");
