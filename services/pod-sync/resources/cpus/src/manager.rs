@@ -72,12 +72,11 @@ impl CpuManager {
         level: PodLevel,
     ) -> Result<Self, InvalidCpuState> {
         let mut assignments = policy.start(restored)?;
-        let has_container = |pod: &str| assignments.containers().any(|(owner, ..)| owner == pod);
-        let pods = assignments.pods().map(|(pod, _)| pod);
-        let ended = pods.filter(|pod| level == PodLevel::Unmanaged || !has_container(pod));
-        let ended: Vec<String> = ended.map(str::to_owned).collect();
-        for pod in &ended {
-            assignments.release_pod(pod);
+        if level == PodLevel::Unmanaged {
+            let pods: Vec<String> = assignments.pods().map(|(pod, _)| pod.to_owned()).collect();
+            for pod in &pods {
+                assignments.release_pod(pod);
+            }
         }
         Ok(Self { policy, assignments, reusable: None })
     }
