@@ -27,7 +27,7 @@ pub type DeviceHints<'a> = &'a (dyn Fn(RequestScope<'_>) -> Vec<Hints> + Send + 
 pub struct PodRequests {
     cpus: PodCpuRequests,
     memory: Option<PodMemoryRequests>,
-    /// What is done with the resources of the pod level, if the pod has some.
+    /// Treatment of the resources of the pod level, if the pod has some.
     pod_level: Option<PodLevel>,
 }
 
