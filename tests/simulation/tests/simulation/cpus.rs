@@ -219,6 +219,7 @@ async fn the_devices_of_all_containers_of_a_pod_are_on_one_numa_node_with_the_sc
     let mut devices = [devices_of(&sim, &uid, "one"), devices_of(&sim, &uid, "two")];
     devices.sort();
     assert_eq!(devices, ["b", "c"]);
+    sim.disturb();
     drop(plugin);
     sim.finish().await;
 }

@@ -245,17 +245,20 @@ fn mount_token(spec: &mut Value) {
     }
 }
 
-/// Returns `BestEffort`, `Guaranteed` or `Burstable`, from CPU and memory of init and regular containers.
+/// Returns `BestEffort`, `Guaranteed` or `Burstable`, from CPU and memory of the pod level, or else of init and regular containers
+/// (`pkg/apis/core/helper/qos: ComputePodQOS`).
 pub(crate) fn qos(spec: &Value) -> &'static str {
+    let containers = ["initContainers", "containers"].into_iter().filter_map(|list| spec[list].as_array());
+    let all: Vec<&Value> = match &spec["resources"] {
+        Value::Null => containers.flatten().map(|container| &container["resources"]).collect(),
+        own => vec![own],
+    };
     let (mut any, mut guaranteed) = (false, true);
-    for list in ["initContainers", "containers"] {
-        for container in spec[list].as_array().into_iter().flatten() {
-            for name in ["cpu", "memory"] {
-                let (limit, request) =
-                    (&container["resources"]["limits"][name], &container["resources"]["requests"][name]);
-                any |= !limit.is_null() || !request.is_null();
-                guaranteed &= !limit.is_null() && (request.is_null() || request == limit);
-            }
+    for resources in all {
+        for name in ["cpu", "memory"] {
+            let (limit, request) = (&resources["limits"][name], &resources["requests"][name]);
+            any |= !limit.is_null() || !request.is_null();
+            guaranteed &= !limit.is_null() && (request.is_null() || request == limit);
         }
     }
     match (any, guaranteed) {

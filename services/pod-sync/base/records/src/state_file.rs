@@ -5,8 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use quintlet_kit::{atomic_file, error_chain, task};
+use tokio::sync::Mutex;
 
 /// Only root reads the files.
 const MODE: u32 = 0o600;
@@ -65,19 +65,19 @@ impl StateFile {
 #[derive(Debug)]
 pub struct StateWriter<F> {
     name: &'static str,
-    files: tokio::sync::Mutex<Arc<Mutex<F>>>,
+    files: Arc<Mutex<F>>,
 }
 
 impl<F: Send + 'static> StateWriter<F> {
     /// Returns the writer. `name` is what the files have, for the log.
     #[must_use]
     pub fn new(name: &'static str, files: F) -> Self {
-        Self { name, files: tokio::sync::Mutex::new(Arc::new(Mutex::new(files))) }
+        Self { name, files: Arc::new(Mutex::new(files)) }
     }
 
     /// Writes the state that `state` returns once earlier writes have ended: a later call writes a later state. `write` may block.
     ///
-    /// Cancellation safety: a write that has begun ends.
+    /// Cancellation safety: a write that has begun ends, and later writes wait for it.
     ///
     /// # Errors
     /// That of `state` or `write`.
@@ -86,9 +86,9 @@ impl<F: Send + 'static> StateWriter<F> {
         state: impl FnOnce() -> io::Result<T>,
         write: impl FnOnce(&mut F, T) -> io::Result<()> + Send + 'static,
     ) -> io::Result<()> {
-        let files = self.files.lock().await;
-        let (state, files) = (state()?, Arc::clone(&files));
-        task::blocking(move || write(&mut files.lock(), state)).await
+        let mut files = Arc::clone(&self.files).lock_owned().await;
+        let state = state()?;
+        task::blocking(move || write(&mut files, state)).await
     }
 
     /// Logs the error of a write that nothing waits for. The next write tries again.
@@ -127,6 +127,10 @@ pub(crate) fn read<T, E: Error + 'static>(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU8, Ordering};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
     use super::*;
 
     fn open(path: &Path) -> (StateFile, String) {
@@ -150,12 +154,9 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let (file, _) = open(&temp.path().join("state"));
         let writer = StateWriter::new("test", file);
-        let current = Mutex::new(0_u8);
+        let current = AtomicU8::new(b'0');
         let write = async || {
-            let state = || {
-                *current.lock() += 1;
-                Ok(vec![b'0' + *current.lock()])
-            };
+            let state = || Ok(vec![current.fetch_add(1, Ordering::Relaxed) + 1]);
             writer.write(state, StateFile::write).await.unwrap();
             std::fs::read(temp.path().join("state")).unwrap()
         };
@@ -164,6 +165,36 @@ mod tests {
         let refused =
             writer.write(|| Err::<Vec<u8>, _>(io::Error::other("no state")), StateFile::write).await;
         assert_eq!(refused.unwrap_err().to_string(), "no state");
+    }
+
+    #[tokio::test]
+    async fn a_write_waits_for_an_earlier_one_whose_caller_is_gone() {
+        let writer = StateWriter::new("test", Vec::new());
+        let (began, has_begun) = tokio::sync::oneshot::channel();
+        let (go, may_go) = mpsc::channel::<()>();
+        let write = move |written: &mut Vec<u8>, state| {
+            let _ = began.send(());
+            may_go.recv().map_err(io::Error::other)?;
+            written.push(state);
+            Ok(())
+        };
+        tokio::select! {
+            written = writer.write(|| Ok(1), write) => panic!("the first write has ended: {written:?}"),
+            begun = has_begun => begun.unwrap(),
+        }
+        let state = AtomicU8::new(2);
+        let read = || Ok(state.load(Ordering::Relaxed));
+        let second = writer.write(read, |written, state| {
+            written.push(state);
+            Ok(())
+        });
+        tokio::pin!(second);
+        let early = tokio::time::timeout(Duration::from_millis(50), &mut second).await;
+        assert!(early.is_err(), "the first write has not ended");
+        state.store(3, Ordering::Relaxed);
+        go.send(()).unwrap();
+        second.await.unwrap();
+        assert_eq!(*writer.files.lock().await, [1, 3], "the later write has the state after the earlier one");
     }
 
     #[test]

@@ -106,6 +106,19 @@ impl CpuAssignments {
         }
     }
 
+    /// Ends the assignments of pods that have CPUs as a whole and no container. A kubelet removes the last container, frees the CPUs and
+    /// removes the pod with three writes, so that the CPUs of such a pod may be shared already, or those of another pod.
+    pub(crate) fn release_ended_pods(&mut self) {
+        let entries = &self.entries;
+        let ended: Vec<_> = self.pods.extract_if(.., |pod, _| !entries.contains_key(pod)).collect();
+        let of_pods = self.pods.values().map(|own| &own.cpus);
+        let held = self.entries.values().flat_map(BTreeMap::values).chain(of_pods);
+        let held = held.fold(CpuSet::new(), |held, cpus| held.union(cpus));
+        for (_, own) in ended {
+            self.shared = self.shared.union(&own.cpus.difference(&held));
+        }
+    }
+
     /// Ends all assignments of a pod that has CPUs as a whole.
     pub(crate) fn release_pod(&mut self, pod: &str) {
         let Some(own) = self.pods.remove(pod) else { return };

@@ -76,8 +76,8 @@ struct PodEntry {
     cpu_set: String,
 }
 
-/// Returns the content of a state file. With `has_pods` it is that of kubelet 1.37, which earlier kubelets can read without the CPUs of
-/// whole pods, else that of earlier ones.
+/// Returns the content of a state file. With `has_pods` it is that of kubelet 1.37, else that of earlier ones. Earlier kubelets, and 1.37
+/// without the feature gate, read it without the CPUs of whole pods: a node that has such pods must be drained first.
 ///
 /// # Errors
 /// Serialization failed, which strings and numbers do not cause.
@@ -139,14 +139,18 @@ pub fn decode(
 
 /// Returns the content of a file whose checksum is right.
 fn verified(file: File<Containers>) -> Result<Content<Containers>, CpuCheckpointError> {
-    if let Some(data) = file.data.filter(|data| !data.is_empty()) {
-        check(file.data_checksum.unwrap_or(0), &[GoHash::of_string(&data)])?;
-        return serde_json::from_str(&data).map_err(CpuCheckpointError::Unreadable);
+    let (data, found) = (file.data.unwrap_or_default(), file.data_checksum.unwrap_or(0));
+    if data.is_empty() && found == 0 {
+        let expected =
+            FORMS.map(|form| checksum(&file.content, form, "map[string]map[string]string", print_containers));
+        check(file.checksum, &expected)?;
+        return Ok(file.content);
     }
-    let expected = [&PLAIN, &WITH_PODS, &WITH_PODS_RENAMED]
-        .map(|form| checksum(&file.content, form, "map[string]map[string]string", print_containers));
-    check(file.checksum, &expected)?;
-    Ok(file.content)
+    let expected = GoHash::of_string(&data);
+    if found != expected {
+        return Err(CpuCheckpointError::Checksum { found, expected });
+    }
+    serde_json::from_str(&data).map_err(CpuCheckpointError::Unreadable)
 }
 
 fn check(found: u64, expected: &[u64]) -> Result<(), CpuCheckpointError> {
@@ -210,12 +214,18 @@ struct Form {
     has_pods: bool,
 }
 
-/// Without the feature gate `PodLevelResourceManagers`.
+/// The form of all kubelets without the feature gate `PodLevelResourceManagers`.
 const PLAIN: Form = Form { name: "CPUManagerCheckpoint", has_pods: false };
-/// Kubelet 1.36 with the gate.
-const WITH_PODS: Form = Form { name: "CPUManagerCheckpointV3", has_pods: true };
-/// The same, by the name that earlier kubelets expect.
-const WITH_PODS_RENAMED: Form = Form { name: "CPUManagerCheckpoint", has_pods: true };
+/// Every form that kubelet 1.37 accepts.
+const FORMS: [&Form; 4] = [
+    &PLAIN,
+    // The first revision of the gate wrote this form while the gate was off. Kubelet 1.37 accepts it while the gate is off.
+    &Form { name: "CPUManagerCheckpointV2", has_pods: false },
+    // Kubelet 1.36 with the gate, where `CPUManagerCheckpointV3` is an alias of this type.
+    &Form { name: "CPUManagerCheckpoint", has_pods: true },
+    // Revisions with the gate where `CPUManagerCheckpointV3` is a type of its own, as in kubelet 1.37.
+    &Form { name: "CPUManagerCheckpointV3", has_pods: true },
+];
 
 fn checksum<E>(
     content: &Content<E>,
@@ -295,6 +305,26 @@ mod tests {
         assert_eq!(unknown, "containerID 'u1' not found in initial containers list");
     }
 
+    #[test]
+    fn the_text_with_the_content_needs_its_checksum() {
+        let assignments = CpuAssignments::new(cpus("0-7"));
+        let text = String::from_utf8(encode("static", &assignments, true).unwrap()).unwrap();
+        assert_eq!(read(&text, "static").unwrap(), assignments);
+        let (before, data_checksum) = text.rsplit_once(",\"dataChecksum\":").unwrap();
+        let (plain, _) = before.split_once(",\"data\":").unwrap();
+        for changed in [
+            format!("{before}}}"),
+            format!("{before},\"dataChecksum\":0}}"),
+            format!("{plain},\"data\":\"\",\"dataChecksum\":{data_checksum}"),
+            format!("{plain},\"dataChecksum\":{data_checksum}"),
+        ] {
+            let refused = read(&changed, "static");
+            assert!(matches!(refused, Err(CpuCheckpointError::Checksum { .. })), "{changed} {refused:?}");
+        }
+        let without = format!("{plain},\"data\":\"\",\"dataChecksum\":0}}");
+        assert_eq!(read(&without, "static").unwrap(), assignments);
+    }
+
     // The checksum was computed with the kubelet's library.
     const OF_1_36_WITH_PODS: &str = r#"{"policyName":"static","defaultCpuSet":"1-2","entries":{"pod1":{"container1":"5-6","container2":"3-4"}},"podEntries":{"pod2":{"cpuSet":"7-9"}},"checksum":2284712151}"#;
 
@@ -320,6 +350,19 @@ mod tests {
         // Without the gate, the CPUs of whole pods are left out.
         let plain = String::from_utf8(encode("static", &assignments, false).unwrap()).unwrap();
         assert_eq!(read(&plain, "static").unwrap().pods().count(), 0);
+    }
+
+    #[test]
+    fn the_checksum_may_have_each_name_of_the_type_that_kubelet_1_37_accepts() {
+        for (text, checksum, other) in [
+            (with_pods().as_str(), "3022101356", "375923376"),
+            (OF_1_36_WITH_PODS, "2284712151", "766259872"),
+        ] {
+            let renamed = text.replace(checksum, other);
+            assert_eq!(read(&renamed, "static").unwrap(), read(text, "static").unwrap());
+            let changed = read(&renamed.replace("3-4", "3"), "static");
+            assert!(matches!(changed, Err(CpuCheckpointError::Checksum { .. })), "{changed:?}");
+        }
     }
 
     #[test]

@@ -72,12 +72,11 @@ impl CpuManager {
         level: PodLevel,
     ) -> Result<Self, InvalidCpuState> {
         let mut assignments = policy.start(restored)?;
-        let has_container = |pod: &str| assignments.containers().any(|(owner, ..)| owner == pod);
-        let pods = assignments.pods().map(|(pod, _)| pod);
-        let ended = pods.filter(|pod| level == PodLevel::Unmanaged || !has_container(pod));
-        let ended: Vec<String> = ended.map(str::to_owned).collect();
-        for pod in &ended {
-            assignments.release_pod(pod);
+        if level == PodLevel::Unmanaged {
+            let pods: Vec<String> = assignments.pods().map(|(pod, _)| pod.to_owned()).collect();
+            for pod in &pods {
+                assignments.release_pod(pod);
+            }
         }
         Ok(Self { policy, assignments, reusable: None })
     }
@@ -151,7 +150,15 @@ impl CpuManager {
         let hints = match self.assignments.pod(&requests.pod) {
             Some(held) if held.len() == budget => self.policy.hints_for(held, &none, budget),
             Some(_) => Vec::new(),
-            None => self.policy.hints_for(&self.policy.available(&self.assignments), &none, budget),
+            None => {
+                // With another scope, its containers had some on their own.
+                let held = requests
+                    .containers
+                    .iter()
+                    .filter_map(|request| self.assignments.container(&requests.pod, &request.container));
+                let own = held.fold(CpuSet::new(), |own, cpus| own.union(cpus));
+                self.policy.hints_for(&self.policy.available(&self.assignments), &own, budget)
+            }
         };
         Hints::OneOf(hints)
     }

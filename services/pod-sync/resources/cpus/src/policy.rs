@@ -100,19 +100,20 @@ impl StaticPolicy {
     }
 
     /// Returns the assignments of a state file if they fit this machine and reservation; for a new file, the first assignments
-    /// (`validateState`).
+    /// (`validateState`). Those of a pod as a whole end if none of its containers is left.
     ///
     /// # Errors
     /// See [`InvalidCpuState`]. The node must be drained, and the file removed.
-    pub fn start(&self, restored: CpuAssignments) -> Result<CpuAssignments, InvalidCpuState> {
+    pub fn start(&self, mut restored: CpuAssignments) -> Result<CpuAssignments, InvalidCpuState> {
         let strict = self.options.strict_reservation;
         let all = if strict { self.allocatable() } else { self.topology.cpus() };
-        let shared = &restored.shared;
-        if shared.is_empty() {
-            let has_assignments = restored.containers().next().is_some() || restored.pods().next().is_some();
+        if restored.shared.is_empty() {
+            let has_assignments = restored.containers().next().is_some();
             let first = CpuAssignments::new(all);
             return if has_assignments { Err(InvalidCpuState::NothingShared) } else { Ok(first) };
         }
+        restored.release_ended_pods();
+        let shared = &restored.shared;
         let reserved_and_shared = self.reserved.intersection(shared);
         if strict && !reserved_and_shared.is_empty() {
             return Err(InvalidCpuState::ReservedShared(reserved_and_shared, shared.clone()));

@@ -102,6 +102,13 @@ impl MemoryAssignments {
         }
     }
 
+    /// Removes the pods that have memory as a whole and no container, and returns the memory of each.
+    pub(crate) fn remove_ended_pods(&mut self) -> Vec<Vec<MemoryBlock>> {
+        let containers = &self.containers;
+        let ended = self.pods.extract_if(.., |pod, _| !containers.contains_key(pod));
+        ended.map(|(_, own)| own.blocks).collect()
+    }
+
     /// Removes a pod that has memory as a whole, and returns that memory.
     pub(crate) fn remove_pod(&mut self, pod: &str) -> Vec<MemoryBlock> {
         let Some(own) = self.pods.remove(pod) else { return Vec::new() };

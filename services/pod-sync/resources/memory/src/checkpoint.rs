@@ -105,8 +105,8 @@ struct FileBlock {
     size: u64,
 }
 
-/// Returns the content of a state file. With `has_pods` it is that of kubelet 1.37, which earlier kubelets can read without the memory of
-/// whole pods, else that of earlier ones.
+/// Returns the content of a state file. With `has_pods` it is that of kubelet 1.37, else that of earlier ones. Earlier kubelets, and 1.37
+/// without the feature gate, read it without the memory of whole pods: a node that has such pods must be drained first.
 ///
 /// # Errors
 /// Serialization failed, which strings and numbers do not cause.
@@ -191,12 +191,16 @@ pub fn decode(bytes: &[u8], policy: &str) -> Result<(NodeTables, MemoryAssignmen
 
 /// Returns the content of a file whose checksum is right.
 fn verified(file: File) -> Result<Content, MemoryCheckpointError> {
-    if let Some(data) = file.data.filter(|data| !data.is_empty()) {
-        check(file.data_checksum.unwrap_or(0), &[GoHash::of_string(&data)])?;
-        return serde_json::from_str(&data).map_err(MemoryCheckpointError::Unreadable);
+    let (data, found) = (file.data.unwrap_or_default(), file.data_checksum.unwrap_or(0));
+    if data.is_empty() && found == 0 {
+        check(file.checksum, &[checksum(&file.content, false), checksum(&file.content, true)])?;
+        return Ok(file.content);
     }
-    check(file.checksum, &[checksum(&file.content, false), checksum(&file.content, true)])?;
-    Ok(file.content)
+    let expected = GoHash::of_string(&data);
+    if found != expected {
+        return Err(MemoryCheckpointError::Checksum { found, expected });
+    }
+    serde_json::from_str(&data).map_err(MemoryCheckpointError::Unreadable)
 }
 
 fn check(found: u64, expected: &[u64]) -> Result<(), MemoryCheckpointError> {
@@ -321,6 +325,26 @@ mod tests {
             let again = encode(policy, &tables, &assignments, false).unwrap();
             assert_eq!(String::from_utf8(again).unwrap(), text);
         }
+    }
+
+    #[test]
+    fn the_text_with_the_content_needs_its_checksum() {
+        let empty = (NodeTables::default(), MemoryAssignments::default());
+        let text = String::from_utf8(encode("Static", &empty.0, &empty.1, true).unwrap()).unwrap();
+        assert_eq!(decode(text.as_bytes(), "Static").unwrap(), empty);
+        let (before, data_checksum) = text.rsplit_once(",\"dataChecksum\":").unwrap();
+        let (plain, _) = before.split_once(",\"data\":").unwrap();
+        for changed in [
+            format!("{before}}}"),
+            format!("{before},\"dataChecksum\":0}}"),
+            format!("{plain},\"data\":\"\",\"dataChecksum\":{data_checksum}"),
+            format!("{plain},\"dataChecksum\":{data_checksum}"),
+        ] {
+            let refused = decode(changed.as_bytes(), "Static");
+            assert!(matches!(refused, Err(MemoryCheckpointError::Checksum { .. })), "{changed} {refused:?}");
+        }
+        let without = format!("{plain},\"data\":\"\",\"dataChecksum\":0}}");
+        assert_eq!(decode(without.as_bytes(), "Static").unwrap(), empty);
     }
 
     // The checksums were computed with the kubelet's library.

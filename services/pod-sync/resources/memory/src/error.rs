@@ -12,7 +12,7 @@ pub enum EmptyPodMemory {
         "pod rejected, largest exclusive init container requests {requested} of {kind}, but only {available} available"
     )]
     InitContainer {
-        /// Kind of memory.
+        /// The kind that is short.
         kind: MemoryKind,
         /// Bytes of the request.
         requested: u64,

@@ -36,9 +36,10 @@ impl MemoryManager {
     pub fn new(
         unused: NodeTables,
         restored: NodeTables,
-        assignments: MemoryAssignments,
+        mut assignments: MemoryAssignments,
         level: PodLevel,
     ) -> Result<Self, InvalidMemoryState> {
+        let ended = assignments.remove_ended_pods();
         let mut expected = unused;
         for (pod, container, blocks) in assignments.taken() {
             let (pod, container) = (pod.to_owned(), container.to_owned());
@@ -58,20 +59,20 @@ impl MemoryManager {
         let tables = match (restored.0.is_empty(), has_assignments) {
             (true, true) => return Err(InvalidMemoryState::NoNodes),
             (true, false) => expected,
-            (false, _) if !restored.is_equivalent(&expected) => return Err(InvalidMemoryState::OtherMachine),
-            (false, _) => restored,
+            (false, _) => {
+                without_ended_pods(restored, &expected, &ended).ok_or(InvalidMemoryState::OtherMachine)?
+            }
         };
         let mut manager = Self { tables, assignments, reusable: None };
-        manager.end_pods(level);
+        if level == PodLevel::Unmanaged {
+            manager.end_pods();
+        }
         Ok(manager)
     }
 
-    fn end_pods(&mut self, level: PodLevel) {
-        let has_container = |pod: &str| self.assignments.all().any(|(owner, ..)| owner == pod);
-        let pods = self.assignments.pods().map(|(pod, _)| pod);
-        let ended = pods.filter(|pod| level == PodLevel::Unmanaged || !has_container(pod));
-        let ended: Vec<String> = ended.map(str::to_owned).collect();
-        for pod in &ended {
+    fn end_pods(&mut self) {
+        let pods: Vec<String> = self.assignments.pods().map(|(pod, _)| pod.to_owned()).collect();
+        for pod in &pods {
             let blocks = self.assignments.remove_pod(pod);
             self.give_back(&blocks);
         }
@@ -134,8 +135,15 @@ impl MemoryManager {
         }
         match self.assignments.pod(&requests.pod) {
             Some(blocks) => hints_again(blocks, budget),
-            None => self.hints_of_each(&requests.pod, budget),
+            None => self.without_containers(requests).hints_of_each(&requests.pod, budget),
         }
+    }
+
+    /// Returns the manager without the memory that containers of a pod have on their own, as with another scope.
+    fn without_containers(&self, requests: &PodMemoryRequests) -> Self {
+        let mut next = self.clone();
+        requests.containers.iter().for_each(|request| next.release(&requests.pod, &request.container));
+        next
     }
 
     /// Gives a pod its memory as a whole, and its containers parts of it (`AllocatePod`). A pod that has memory keeps it.
@@ -147,9 +155,7 @@ impl MemoryManager {
         requests.check_pool(budget)?;
         let pod = requests.pod.as_str();
         if self.assignments.pod(pod).is_none() {
-            let mut next = self.clone();
-            // With another scope, its containers had some on their own.
-            requests.containers.iter().for_each(|request| next.release(pod, &request.container));
+            let mut next = self.without_containers(requests);
             let nodes = next.select(pod, budget, hint)?;
             for (kind, bytes) in budget {
                 next.tables.take(nodes, kind, *bytes);
@@ -344,6 +350,31 @@ impl MemoryManager {
             self.release(&pod, &container);
         }
     }
+}
+
+/// Returns the memory of a state file without that of the pods that have ended, or `None` if the rest is not `expected`. A kubelet
+/// removes the last container, frees the memory and removes the pod with three writes: the memory of most pods is free already, and
+/// that of the last one may not be.
+fn without_ended_pods(
+    restored: NodeTables,
+    expected: &NodeTables,
+    ended: &[Vec<MemoryBlock>],
+) -> Option<NodeTables> {
+    if restored.is_equivalent(expected) {
+        return Some(restored);
+    }
+    let without = |blocks: &Vec<MemoryBlock>| {
+        let mut with_pod = expected.clone();
+        for block in blocks {
+            with_pod.take(block.nodes, &block.kind, block.bytes);
+        }
+        let mut tables = restored.clone();
+        for block in blocks {
+            tables.give_back(block.nodes, &block.kind, block.bytes);
+        }
+        (restored.is_equivalent(&with_pod) && tables.is_equivalent(expected)).then_some(tables)
+    };
+    ended.iter().find_map(without)
 }
 
 fn blocks_on(nodes: NumaNodes, amounts: &Amounts) -> Vec<MemoryBlock> {

@@ -27,7 +27,7 @@ pub type DeviceHints<'a> = &'a (dyn Fn(RequestScope<'_>) -> Vec<Hints> + Send + 
 pub struct PodRequests {
     cpus: PodCpuRequests,
     memory: Option<PodMemoryRequests>,
-    /// What is done with the resources of the pod level, if the pod has some.
+    /// Treatment of the resources of the pod level, if the pod has some.
     pod_level: Option<PodLevel>,
 }
 
@@ -204,7 +204,7 @@ impl NodePlacement {
         counts: &mut AdmissionCounts,
     ) -> Result<(), PlacementError> {
         let mut next = self.clone();
-        next.end_partial_memory(requests);
+        next.prepare(requests);
         next.allocate(requests, devices, None, counts)?;
         *self = next;
         Ok(())
@@ -233,6 +233,22 @@ impl NodePlacement {
     #[must_use]
     pub fn holds(&self, pod: &str) -> bool {
         self.holders().any(|(owner, _)| owner == pod)
+    }
+
+    /// Ends what a pod holds and cannot keep, since all its containers start again.
+    fn prepare(&mut self, requests: &PodRequests) {
+        let pod = requests.cpus.pod.as_str();
+        if self.pod_level != PodLevel::Pod && self.holds_whole(pod) {
+            // The topology policy or its scope has changed: the containers have resources on their own now.
+            self.release(pod);
+        }
+        self.end_partial_memory(requests);
+    }
+
+    /// Returns whether the pod has CPUs or memory as a whole.
+    fn holds_whole(&self, pod: &str) -> bool {
+        self.cpus.as_ref().is_some_and(|cpus| cpus.assignments().pod(pod).is_some())
+            || self.memory.as_ref().is_some_and(|memory| memory.assignments().pod(pod).is_some())
     }
 
     /// Ends the memory of a pod whose init containers have left theirs to later containers: all of them start again, and would not find
@@ -264,6 +280,7 @@ impl NodePlacement {
         devices: DeviceHints<'_>,
         counts: &mut AdmissionCounts,
     ) -> Result<Option<NumaNodes>, PlacementError> {
+        self.prepare(requests);
         let hint = self.allocate(requests, devices, Some(container), counts)?;
         Ok(hint.nodes)
     }

@@ -8,15 +8,15 @@ pub(crate) type Labels = (&'static str, &'static str);
 /// Resources in the label `resource_name`.
 pub(crate) const CPU: &str = "cpu";
 pub(crate) const MEMORY: &str = "memory";
-/// Where an allocation comes from, in the label `source`; in the label `scope`, what is aligned.
+/// Source of an allocation in the label `source`, and the aligned object in the label `scope`.
 pub(crate) const NODE: &str = "node";
 pub(crate) const POD: &str = "pod";
 pub(crate) const CONTAINER: &str = "container";
-/// What resources are aligned to, in the label `boundary`.
+/// Boundary of an alignment in the label `boundary`.
 pub(crate) const NUMA_NODE: &str = "numa_node";
 pub(crate) const PHYSICAL_CPU: &str = "physical_cpu";
 pub(crate) const UNCORE_CACHE: &str = "uncore_cache";
-/// What a container got, in the label `assignment_type`.
+/// Kind of a container's assignment in the label `assignment_type`.
 pub(crate) const NODE_EXCLUSIVE: &str = "node_exclusive";
 pub(crate) const POD_EXCLUSIVE: &str = "pod_exclusive";
 pub(crate) const POD_SHARED: &str = "pod_shared";

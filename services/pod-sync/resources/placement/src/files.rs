@@ -129,8 +129,8 @@ impl PlacementContent {
     /// Serialization failed, which strings and numbers do not cause.
     pub(crate) fn of(node: &NodePlacement) -> Result<Self, serde_json::Error> {
         let has_pods = node.pod_level() != PodLevel::Unmanaged;
-        let (no_cpus, no_tables, no_memory) =
-            (CpuAssignments::default(), NodeTables::default(), MemoryAssignments::default());
+        let no_cpus = CpuAssignments::default();
+        let (no_tables, no_memory) = (NodeTables::default(), MemoryAssignments::default());
         let assignments = node.cpus().map_or(&no_cpus, CpuManager::assignments);
         let cpus = cpu_file::encode(node.cpu_policy().as_str(), assignments, has_pods)?;
         let (tables, assignments) = match node.memory() {

@@ -11,10 +11,10 @@ pub enum ContainerKind {
     Regular,
 }
 
-/// What the managers do with resources of the pod level (`PodLevelResourceManagers`).
+/// Treatment of resources of the pod level by the managers (`PodLevelResourceManagers`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodLevel {
-    /// Nothing: a pod that has some gets no CPUs and no memory of its own.
+    /// A pod with such resources gets no CPUs and no memory of its own.
     Unmanaged,
     /// The Guaranteed containers of such a pod get CPUs and memory, each on its own.
     Containers,

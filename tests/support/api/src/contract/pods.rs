@@ -88,6 +88,14 @@ pub(super) async fn creation(api: &Wire) {
     let name = text(&made["metadata"]["name"]).to_owned();
     assert!(name.starts_with("gen-") && name.len() == 9, "{name}");
     api.delete(&api.core(&format!("pods/{name}")), Value::Null).await;
+
+    // Resources of the pod level decide the class of a pod whose containers have none.
+    let mut whole = pod("whole", "");
+    let amounts = json!({"cpu": "1", "memory": "64Mi"});
+    whole["spec"]["resources"] = json!({"limits": amounts, "requests": amounts});
+    let made = api.make(whole).await;
+    assert_eq!(text(&made["status"]["qosClass"]), "Guaranteed");
+    api.delete(&api.core("pods/whole"), Value::Null).await;
 }
 
 pub(super) async fn statuses(api: &Wire) {

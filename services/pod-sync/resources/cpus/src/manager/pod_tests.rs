@@ -123,15 +123,42 @@ fn hints_are_those_of_the_whole_pod_and_the_same_again_after_a_restart() {
     // Without the feature gate, the pod has none.
     let off = CpuManager::new(manager.policy().clone(), restored(), PodLevel::Unmanaged).unwrap();
     assert_eq!(off.assignments(), &CpuAssignments::new(cpus("0-15")));
-    // A container that is gone with the last write of a kubelet.
-    let mut lost = restored();
-    lost.release("p", "a");
-    lost.release("p", "b");
-    lost.assign("q", "main", cpus("4"));
-    lost.restore_pod("p", cpus("5"));
-    lost.shared = lost.shared.difference(&cpus("5"));
-    let lost = CpuManager::new(manager.policy().clone(), lost, PodLevel::Pod).unwrap();
-    assert_eq!(lost.assignments().shared, cpus("0-3,5-15"));
+}
+
+#[test]
+fn a_pod_without_containers_ends_wherever_a_kubelet_crashed() {
+    let policy = manager(DUAL_SOCKET, CpuOptions::default()).policy().clone();
+    for (name, own, shared) in [
+        ("the last container is removed, or the pod has its CPUs and no container yet", "5", "0-3,6-15"),
+        ("its CPUs are shared again", "5", "0-3,5-15"),
+        ("its CPUs are those of another pod", "4-5", "0-3,5-15"),
+        ("its CPUs are those of another pod as a whole", "5-7", "0-3,5,7-15"),
+    ] {
+        let mut restored = CpuAssignments::new(cpus(shared));
+        restored.restore("q", "main", cpus("4"));
+        restored.restore_pod("p", cpus(own));
+        let mut expected = CpuAssignments::new(cpus("0-3,5-15"));
+        expected.restore("q", "main", cpus("4"));
+        if own == "5-7" {
+            restored.restore_pod("whole", cpus("6"));
+            restored.restore("whole", "main", cpus("6"));
+            expected.restore("whole", "main", cpus("6"));
+            expected.restore_pod("whole", cpus("6"));
+            expected.shared = cpus("0-3,5,7-15");
+        }
+        for level in [PodLevel::Pod, PodLevel::Containers] {
+            let started = CpuManager::new(policy.clone(), restored.clone(), level).expect(name);
+            assert_eq!(started.assignments(), &expected, "{name}");
+        }
+    }
+    // Nothing is shared before the first start with this policy.
+    let mut restored = CpuAssignments::default();
+    restored.restore_pod("p", cpus("5"));
+    let started = CpuManager::new(policy.clone(), restored.clone(), PodLevel::Pod).unwrap();
+    assert_eq!(started.assignments(), &CpuAssignments::new(cpus("0-15")));
+    restored.restore("p", "main", cpus("5"));
+    let refused = CpuManager::new(policy, restored, PodLevel::Pod).unwrap_err();
+    assert!(matches!(refused, InvalidCpuState::NothingShared), "{refused:?}");
 }
 
 #[test]
@@ -139,6 +166,7 @@ fn a_pod_that_had_cpus_by_container_gets_them_as_a_whole_with_another_scope() {
     let mut manager = manager(DUAL_SOCKET, CpuOptions::default());
     manager.allocate(&pod("p", "a=12"), "a", None).unwrap();
     let requests = whole("p", "14: a=12 b=0");
+    assert_eq!(shown(&manager.hints(&requests, RequestScope::Pod)), "0-1!", "its own CPUs count");
     manager.allocate_pod(&requests, None).unwrap();
     assert_eq!(manager.assignments().pod("p").unwrap().len(), 14);
     manager.release("p", "a");

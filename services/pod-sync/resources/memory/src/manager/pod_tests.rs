@@ -1,6 +1,7 @@
 //! Memory of whole pods, and its parts.
 
 use pod_sync_decisions::status::KillCause;
+use pod_sync_machine::NumaNode;
 
 use super::tests::{ANY, GIB, amounts, manager, on, pod, unused};
 use super::*;
@@ -93,10 +94,7 @@ fn a_pod_keeps_its_memory_over_a_restart_and_has_none_without_the_gate() {
         MemoryManager::new(unused(2), tables, assignments, level).unwrap()
     };
     let mut again = open(PodLevel::Pod);
-    let held = Hint {
-        nodes: Some(NumaNodes::from(pod_sync_machine::NumaNode::try_from(1).unwrap())),
-        is_preferred: true,
-    };
+    let held = Hint { nodes: Some(NumaNodes::from(NumaNode::try_from(1).unwrap())), is_preferred: true };
     assert_eq!(again.hints(&requests, RequestScope::Pod), [Hints::OneOf(vec![held])]);
     assert_eq!(again.hints(&whole("p", "5: a=2 b="), RequestScope::Pod), [Hints::AnyNodes]);
     again.recognize(&requests);
@@ -105,11 +103,52 @@ fn a_pod_keeps_its_memory_over_a_restart_and_has_none_without_the_gate() {
     assert_eq!(again.tables(), first.tables());
     let off = open(PodLevel::Unmanaged);
     assert_eq!((off.tables(), off.assignments()), (&unused(2), &MemoryAssignments::default()));
-    // A kubelet removes the last container and the pod with two writes.
-    let (tables, mut assignments) = decode(&written, "Static").unwrap();
-    assignments.remove("p", "a");
-    assignments.remove("p", "b");
-    assignments.insert_pod("p", first.assignments().pod("p").unwrap().to_vec());
-    let lost = MemoryManager::new(unused(2), tables, assignments, PodLevel::Pod).unwrap();
-    assert_eq!(lost.tables(), &unused(2));
+}
+
+#[test]
+fn a_pod_without_containers_ends_wherever_a_kubelet_crashed() {
+    for hint in [on("1", true), on("01", false)] {
+        let mut others = manager(2);
+        others.allocate_pod(&whole("other", "2: a="), hint).unwrap();
+        let mut all = others.clone();
+        let requests = whole("p", "4+1: a=2 b=");
+        all.allocate_pod(&requests, hint).unwrap();
+        let blocks = all.assignments().pod("p").unwrap().to_vec();
+        // The pod of an earlier crash, whose memory is free.
+        let mut lost = others.assignments().clone();
+        lost.insert_pod("earlier", blocks_on(NumaNodes::from(NumaNode::try_from(0).unwrap()), &amounts("3")));
+        lost.insert_pod("p", blocks.clone());
+        for (name, tables) in [
+            ("the last container is removed", all.tables()),
+            ("the memory is free, or the pod is written and has not taken it yet", others.tables()),
+        ] {
+            for level in [PodLevel::Pod, PodLevel::Containers] {
+                let started = MemoryManager::new(unused(2), tables.clone(), lost.clone(), level).expect(name);
+                assert_eq!(started.tables(), others.tables(), "{name}");
+                assert_eq!(started.assignments().pods().count(), 1, "{name}");
+                let mut again = started.clone();
+                again.allocate_pod(&requests, hint).unwrap();
+                assert_eq!(again.tables(), all.tables(), "{name}");
+            }
+        }
+        let mut changed = all.tables().clone();
+        changed.take(blocks[0].nodes, &blocks[0].kind, 1);
+        let refused = MemoryManager::new(unused(2), changed, lost, PodLevel::Pod).unwrap_err();
+        assert!(matches!(refused, InvalidMemoryState::OtherMachine), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_pod_that_had_memory_by_container_gets_it_as_a_whole_with_another_scope() {
+    let mut manager = manager(2);
+    manager.allocate(&pod("p", "a=6"), "a", on("1", true)).unwrap();
+    manager.allocate(&pod("other", "a=3"), "a", on("0", true)).unwrap();
+    let requests = whole("p", "8: a=6 b=");
+    assert_eq!(manager.hints(&requests, RequestScope::Pod), [Hints::OneOf(vec![on("1", true)])]);
+    manager.allocate_pod(&requests, on("1", true)).unwrap();
+    assert_eq!(parts(&manager, &requests), "8@1: a=6@1 b=(2@1)");
+    manager.release("p", "a");
+    manager.release("p", "b");
+    manager.release("other", "a");
+    assert_eq!(manager.tables(), &unused(2));
 }

@@ -1,11 +1,13 @@
 //! Pods with resources of the pod level.
 
+use pod_sync_machine::NumaNode;
 use serde_json::{Value, json};
 
 use super::tests::{held, no_devices};
 use super::*;
 use crate::args::PlacementSettings;
-use crate::start::start;
+use crate::files::PlacementContent;
+use crate::start::{StartedPlacement, start};
 use crate::tests::{container, pod, settings, single, write_machine};
 
 const AS_A_WHOLE: &str = "TopologyAffinityError: Pod Scope pod with pod-level resources failed admission under pod-scope topology manager";
@@ -55,7 +57,8 @@ fn each_scope_divides_a_pod_or_its_containers() {
     for (topology, scope, pod, expected) in [
         ("single-numa-node", "pod", &mixed, Ok(["4-5 on 1", "(6-7) on 1"])),
         ("restricted", "pod", &full, Ok(["4-6 on 1", "7 on 1"])),
-        ("best-effort", "pod", &wide, Ok(["1-2 on 0-1", "(3-5) on 0-1"])),
+        // A request for more CPUs than a NUMA node has takes a free node as a whole first.
+        ("best-effort", "pod", &wide, Ok(["1,4 on 0-1", "(5-7) on 0-1"])),
         ("single-numa-node", "pod", &wide, Err(AS_A_WHOLE)),
         ("restricted", "pod", &empty, Err(AS_A_WHOLE)),
         ("best-effort", "pod", &empty, Err(no_pool)),
@@ -114,6 +117,49 @@ fn a_pod_is_divided_again_after_a_restart_of_the_machine() {
     assert_eq!(held(&node, "p", "i"), "4-6 on any");
     assert_eq!(admit(&mut node, &pod).0, Ok(()));
     assert_eq!(all.map(|name| held(&node, "p", name)), expected);
+}
+
+#[test]
+fn a_pod_as_a_whole_is_divided_by_container_after_a_restart_with_another_scope() {
+    let init = json!([container("i", "1", "1Gi")]);
+    let pod = whole("p", "4", "2Gi", init, json!([container("a", "2", "1Gi"), plain("b")]));
+    for (topology, scope) in [("restricted", "container"), ("none", "pod")] {
+        let temp = tempfile::tempdir().unwrap();
+        let sys = temp.path().join("sys");
+        write_machine(&sys, 2);
+        let open = |topology, scope| {
+            let settings = PlacementSettings { has_pod_level: true, ..settings(topology, scope) };
+            start(&settings, temp.path(), &sys).unwrap()
+        };
+        let write = |started: &mut StartedPlacement| {
+            started.files.write(PlacementContent::of(&started.node).unwrap()).unwrap();
+        };
+        let mut first = open("restricted", "pod");
+        assert_eq!(admit(&mut first.node, &pod).0, Ok(()));
+        let requests = first.node.requests(&pod);
+        assert!(first.node.start(&requests, "a"), "the init container has ended");
+        write(&mut first);
+
+        // The devices of the pod are aligned as if it had nothing.
+        let mut second = open(topology, scope);
+        let requests = second.node.requests(&pod);
+        let nodes =
+            second.node.clone().nodes_for(&requests, "a", &no_devices, &mut AdmissionCounts::default());
+        let expected = (scope == "container").then(|| NumaNodes::from(NumaNode::try_from(0).unwrap()));
+        assert_eq!(nodes, Ok(expected), "{topology} {scope}");
+        assert_eq!(admit(&mut second.node, &pod).0, Ok(()));
+        let all = ["i", "a", "b"];
+        let expected = ["1 on 0", "1-2 on 0", "shared on any"];
+        assert_eq!(all.map(|name| held(&second.node, "p", name)), expected, "{topology} {scope}");
+        assert!(second.node.has_exclusive_cpus("p"));
+        write(&mut second);
+        let mut third = open(topology, scope);
+        assert_eq!(all.map(|name| held(&third.node, "p", name)), expected, "{topology} {scope}");
+        assert!(third.node.release("p"));
+        write(&mut third);
+        let nothing = PlacementContent::of(&third.node).unwrap();
+        assert_eq!(nothing, PlacementContent::of(&node(topology, scope, |_| {})).unwrap());
+    }
 }
 
 fn shown(tally: &crate::counts::Tally) -> String {
