@@ -53,7 +53,7 @@ STD = set("""
 """.split())
 PRIMITIVE_METHODS_OF = {"output": "Command", "status": "Command", "spawn": "Command"}
 # Functions that run their argument on a blocking thread, and receivers whose method `run` does.
-OFFLOADS = {"blocking", "on_blocking_thread", "run_one", "on_files"}
+OFFLOADS = {"blocking", "on_blocking_thread", "run_one", "on_files", "write_state"}
 OFFLOADING = {"stalls", "measurements", "with_files", "without_files"}
 KEYWORDS = {"if", "while", "for", "match", "return", "in", "loop", "move", "let", "else", "fn", "as", "async", "unsafe", "await", "mut", "ref"}
 LEAST = 4000

@@ -81,7 +81,7 @@ impl<F: Send + 'static> StateWriter<F> {
     ///
     /// # Errors
     /// That of `state` or `write`.
-    pub async fn write<T: Send + 'static>(
+    pub async fn write_state<T: Send + 'static>(
         &self,
         state: impl FnOnce() -> io::Result<T>,
         write: impl FnOnce(&mut F, T) -> io::Result<()> + Send + 'static,
@@ -157,13 +157,13 @@ mod tests {
         let current = AtomicU8::new(b'0');
         let write = async || {
             let state = || Ok(vec![current.fetch_add(1, Ordering::Relaxed) + 1]);
-            writer.write(state, StateFile::write).await.unwrap();
+            writer.write_state(state, StateFile::write).await.unwrap();
             std::fs::read(temp.path().join("state")).unwrap()
         };
         let (first, second) = tokio::join!(write(), write());
         assert_eq!((first, second), (b"1".to_vec(), b"2".to_vec()));
         let refused =
-            writer.write(|| Err::<Vec<u8>, _>(io::Error::other("no state")), StateFile::write).await;
+            writer.write_state(|| Err::<Vec<u8>, _>(io::Error::other("no state")), StateFile::write).await;
         assert_eq!(refused.unwrap_err().to_string(), "no state");
     }
 
@@ -179,12 +179,12 @@ mod tests {
             Ok(())
         };
         tokio::select! {
-            written = writer.write(|| Ok(1), write) => panic!("the first write has ended: {written:?}"),
+            written = writer.write_state(|| Ok(1), write) => panic!("the first write has ended: {written:?}"),
             begun = has_begun => begun.unwrap(),
         }
         let state = AtomicU8::new(2);
         let read = || Ok(state.load(Ordering::Relaxed));
-        let second = writer.write(read, |written, state| {
+        let second = writer.write_state(read, |written, state| {
             written.push(state);
             Ok(())
         });

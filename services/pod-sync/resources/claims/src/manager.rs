@@ -592,7 +592,7 @@ impl Shared {
             state.is_unwritten = false;
             Ok(state.inventory.records())
         };
-        let written = self.file.write(records, |file, records| {
+        let written = self.file.write_state(records, |file, records| {
             let bytes = encode(&records).map_err(std::io::Error::other)?;
             if file.has(&bytes) {
                 return Ok(());

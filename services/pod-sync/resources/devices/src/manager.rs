@@ -367,7 +367,7 @@ impl Shared {
     /// Writes the checkpoint, if it has changed.
     async fn persist(&self) -> std::io::Result<()> {
         let checkpoint = || Ok(self.state.lock().inventory.checkpoint());
-        let written = self.file.write(checkpoint, |file, checkpoint| {
+        let written = self.file.write_state(checkpoint, |file, checkpoint| {
             let bytes = encode(&checkpoint).map_err(std::io::Error::other)?;
             if file.has(&bytes) {
                 return Ok(());

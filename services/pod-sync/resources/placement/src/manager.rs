@@ -305,7 +305,7 @@ impl Shared {
             self.metrics.publish(&node);
             PlacementContent::of(&node).map_err(std::io::Error::other)
         };
-        self.files.write(content, PlacementFiles::write).await
+        self.files.write_state(content, PlacementFiles::write).await
     }
 
     async fn persist_or_log(&self) {
