@@ -13,6 +13,9 @@ const PODS: usize = 5;
 /// Number of rounds, each with other moments of the kills.
 const ROUNDS: u64 = 6;
 
+/// Most rounds, if fewer kills than [`MET`] have met a call: on a busy machine calls begin later than a kill expects.
+const MOST_ROUNDS: u64 = 24;
+
 /// Approximate time to start five pods, and to stop them.
 const SPREAD_MS: u64 = 1200;
 
@@ -33,7 +36,8 @@ async fn a_cri_proxy_killed_during_calls_duplicates_nothing() {
     node.pod_manifest(&pods::sleeper("first"));
     let first = node.wait_ready("first").await;
     let mut met = 0;
-    for round in 0..ROUNDS {
+    let mut rounds = 0..MOST_ROUNDS;
+    while let Some(round) = rounds.next().filter(|round| *round < ROUNDS || met < MET) {
         let names: Vec<String> = (0..PODS).map(|i| format!("race-{round}-{i}")).collect();
         for name in &names {
             node.pod_manifest(&pods::probed(name));
@@ -55,8 +59,7 @@ async fn a_cri_proxy_killed_during_calls_duplicates_nothing() {
             node.wait_gone(uid).await;
         }
     }
-    println!("{met} of {} kills cut a call", 2 * ROUNDS);
-    assert!(met >= MET, "only {met} of {} kills cut a call", 2 * ROUNDS);
+    assert!(met >= MET, "only {met} of {} kills cut a call", 2 * MOST_ROUNDS);
     assert_eq!(node.wait_ready("first").await.steady(), first.steady());
     let log = node.log("pod-sync");
     let is_expected = |reason: &str| ["Unhealthy", "MissingClusterDNS"].contains(&reason);
