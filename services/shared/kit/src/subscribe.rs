@@ -111,8 +111,13 @@ impl Subscribers {
             *of_user = of_user.saturating_add(1);
         }
         self.open.inc();
-        let (users, open, resyncs) = (Arc::clone(&self.users), self.open.clone(), self.resyncs.clone());
-        Ok(Subscription { uid, users, open, resyncs, _place: place })
+        Ok(Subscription {
+            uid,
+            users: Arc::clone(&self.users),
+            open: self.open.clone(),
+            resyncs: self.resyncs.clone(),
+            _place: place,
+        })
     }
 }
 
