@@ -54,6 +54,7 @@ for values in "$chart"/ci/*.yaml; do
 done
 
 render default
+! grep -n subscribe "$work/default.yaml" >&2 || fail "default: somebody may subscribe"
 want default DaemonSet 7
 want default ConfigMap 1
 want default ServiceAccount 1
@@ -370,6 +371,18 @@ has_not bootstrap pleg-service '"--log-level=debug"'
 has bootstrap pleg-follower-1 "chown 65530:65529 /run/quintlet/followers/1/pleg; chmod 2750 /run/quintlet/followers/1/pleg"
 has bootstrap pleg-follower-1 "exec: { command: [quintctl, --run-dir=/run/quintlet/followers/1, health, --live, pleg-service] }"
 has_not bootstrap pleg-follower-1 "/run/quintlet/cri"
+# Subscribers: the flags, and a directory that any process can enter.
+for pair in "pleg-service pleg 65530:65530" "probe-service probe 65531:65531" "probe-service-1 probe 65531:65531" "pod-sync podsync 0:0"; do
+    # shellcheck disable=SC2086
+    set -- $pair
+    has bootstrap "$1" "--subscriber-uid=1000"
+    has bootstrap "$1" "--subscriber-gid=2000"
+    has bootstrap "$1" "chown $3 /run/quintlet/subscribe/$2; chmod 0755 /run/quintlet/subscribe/$2"
+    has bootstrap "$1" "mountPath: /run/quintlet/subscribe/$2 "
+done
+for part in pleg-follower-1 cri-proxy status-reporter node-api; do
+    has_not bootstrap $part "subscribe"
+done
 for container in probe-service probe-service-1 pleg-follower-1 pleg-follower-2; do
     has_line bootstrap-pod node "- name: $container"
 done
@@ -528,6 +541,8 @@ server="--set bootstrap.server=https://a"
     contradicts "bootstrap.approve has no effect without bootstrap.enabled" --set bootstrap.approve=true
     contradicts "contradicts probeService.instances" --set probeService.instances=2 --set 'services.probe-service.extraArgs={--id=a}'
     contradicts "plegService.followerArgs has no effect" --set 'plegService.followerArgs={--log-level=debug}'
+    printf 'kind: KubeletConfiguration\nmaxPods: 7\n---\nkind: QuintletConfiguration\nsubscribers: { uids: ["1000"] }\n' > "$work/subscribers"
+    contradicts "subscribers in config has no effect in the chart: use the value subscribers" --set-file config="$work/subscribers"
     contradicts "are both 65531: each service needs a user of its own" --set users.pleg=65531
     contradicts "metrics.ports.pod-sync and nodeApi.port are both 9475" --set metrics.enabled=true --set nodeApi.port=9475
     contradicts "are both /run/quintlet" --set host.rootDir=/run/quintlet/

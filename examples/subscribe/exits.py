@@ -19,7 +19,7 @@ exits = collections.Counter()
 
 def watch(socket):
     """Reads events for ever. After a lost connection it continues at the last cursor."""
-    cursor, seen, first = None, set(), True
+    cursor, seen, first, present = None, set(), True, set()
     while True:
         try:
             # The service checks the user of this process, not the authority of the request.
@@ -28,11 +28,16 @@ def watch(socket):
                 for event in stub.Watch(protos.WatchContainersRequest(resume=cursor)):
                     if event.HasField("cursor"):
                         cursor = event.cursor
-                    if event.WhichOneof("event") == "snapshot_end":
-                        first = False
-                    if event.WhichOneof("event") == "gone":
+                    kind = event.WhichOneof("event")
+                    if kind == "snapshot_begin":
+                        present = set()
+                    if kind == "snapshot_end":
+                        # Pods that are not in a snapshot are gone.
+                        first, seen = False, {key for key in seen if key[0] in present}
+                    if kind == "gone":
                         seen = {key for key in seen if key[0] != event.gone.uid}
-                    if event.WhichOneof("event") == "pod":
+                    if kind == "pod":
+                        present.add(event.pod.uid)
                         take(event.pod, seen, first)
         except grpc.RpcError as error:
             print(f"{error.code().name}: {error.details()}", flush=True)

@@ -87,7 +87,7 @@ pub mod podsync {
 }
 /// Containers, probe results and pods for programs that are not part of Quintlet (pleg-service, probe-service, pod-sync).
 ///
-/// Prints the exits of containers:
+/// Prints each exit that a pod still has, at each change of the pod:
 ///
 /// ```no_run
 /// use quintlet_proto::subscribe::v1::watch_containers_event::Event;

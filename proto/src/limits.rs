@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`ITEM`] | the sender of an item of a stream, before it sends the item (`quintlet_kit::messages`) |
 //! | [`REQUEST`] | each client before it sends, each server as it decodes |
+//! | [`SUBSCRIBE_REQUEST`] | each server of `subscribe.v1` as it decodes |
 //! | [`ANSWER`] | each server before it sends, each client as it decodes |
 //!
 //! A receiver takes more than a sender sends, so that a later release can raise [`ITEM`] for the receivers of this one.
@@ -19,6 +20,10 @@ pub const ITEM: usize = 4 << 20;
 
 /// Largest request of a unary call and largest item that a server decodes: that of the CRI, four times [`ITEM`].
 pub const REQUEST: usize = 16 << 20;
+
+/// Largest request of a subscriber, which is not part of Quintlet: a greeting and a cursor, with room for fields of later versions. A
+/// server decodes a request before it counts the streams of its subscribers.
+pub const SUBSCRIBE_REQUEST: usize = 64 << 10;
 
 /// Largest answer of a unary call and largest item that a client decodes: that of an earlier release, whose lists of pods are one message.
 /// What grows with the number of pods is a stream with items of at most [`ITEM`].

@@ -25,6 +25,10 @@
 {{- if hasPrefix "--id" . }}{{ fail "--id in services.probe-service.extraArgs contradicts probeService.instances: each instance has an ID of its own" }}{{ end -}}
 {{- end -}}
 {{- end -}}
+{{- /* A service that finds subscribers there has no directory for its socket. */ -}}
+{{- range regexSplit "(?m)^---" $values.config -1 -}}
+{{- if hasKey (fromYaml .) "subscribers" }}{{ fail "subscribers in config has no effect in the chart: use the value subscribers" }}{{ end -}}
+{{- end -}}
 {{- if and $values.plegService.followerArgs (eq (int $values.plegService.followers) 0) }}{{ fail "plegService.followerArgs has no effect without plegService.followers" }}{{ end -}}
 {{- $ids := dict -}}
 {{- range $name, $id := $values.users -}}

@@ -4,3 +4,4 @@
 mod contract;
 mod neighbours;
 mod samples;
+mod subscribe;

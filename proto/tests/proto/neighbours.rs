@@ -9,7 +9,7 @@ use crate::samples::{FieldValue, Meaning, read, samples};
 
 /// Each call, field and value that the last release does not have, and what happens beside a service of that release. A name without an
 /// entry fails the test below: decide first what an older peer does.
-const FALLBACKS: [(&str, &str); 20] = [
+const FALLBACKS: [(&str, &str); 23] = [
     ("quintlet.debug.v1.BuildReply.refused_peers", "an older service refuses no peer and sends none"),
     (
         "quintlet.debug.v1.Control.SetLogFilter",
@@ -68,6 +68,18 @@ const FALLBACKS: [(&str, &str); 20] = [
     (
         "quintlet.status.v1.StatusReporter.NodeVolumes",
         "pod-sync repeats the call until status-reporter serves it; volumes that wait for an attachment wait meanwhile",
+    ),
+    (
+        "quintlet.subscribe.v1.Containers.Watch",
+        "an older pleg-service has no socket for subscribers: a subscriber cannot connect, and connects again",
+    ),
+    (
+        "quintlet.subscribe.v1.Pods.Watch",
+        "an older pod-sync has no socket for subscribers: a subscriber cannot connect, and connects again",
+    ),
+    (
+        "quintlet.subscribe.v1.Probes.Watch",
+        "an older probe-service has no socket for subscribers: a subscriber cannot connect, and connects again",
     ),
 ];
 

@@ -41,23 +41,25 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
     let clock = Clock::system();
     let periods = args.periods();
     let health = server.health();
-    let containers;
-    (server, containers) = match &args.follow {
+    server = match &args.follow {
         Some(leader) => {
-            let services = crate::start_following(leader.clone(), clock, periods, health, &stop);
-            (server.add_service(services.pleg), services.containers)
+            if !args.subscribers.is_empty() {
+                // The configuration is that of the leader, too.
+                tracing::info!("subscribers are served by the leader alone");
+            }
+            server.add_service(crate::start_following(leader.clone(), clock, periods, health, &stop).pleg)
         }
         None => {
             let read = paths.cri(CriSocket::Read);
             let (runtime, hints) = (CriRuntime::new(read.clone(), periods.call), ProxyHints::new(read));
             let (runtime, hints) = (Arc::new(runtime), Arc::new(hints));
             let services = crate::start(runtime, hints, clock, periods, health, &stop);
-            (server.add_service(services.pleg), services.containers)
+            subscribe::serve(&paths.pleg_subscribers(), &args.subscribers, &stop, |server| {
+                server.add_service(services.containers)
+            });
+            server.add_service(services.pleg)
         }
     };
-    subscribe::serve(&paths.pleg_subscribers(), &args.subscribers, &stop, |server| {
-        server.add_service(containers)
-    });
     server.serve(listener, PeerPolicy::root_and_self(), stop).await.context("serving")
 }
 
@@ -68,4 +70,35 @@ fn is_same(a: &Path, b: &Path) -> bool {
         dir.zip(path.file_name()).map(|(dir, name)| dir.join(name))
     };
     a == b || real(a).is_some_and(|a| Some(a) == real(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_leader_has_a_socket_for_subscribers_and_a_follower_has_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = |name: &str| dir.path().join(name);
+        let line = |name: &str, more: &[&str]| {
+            let run = run(name).display().to_string();
+            let flags = ["pleg-service", "--run-dir", &run, "--subscriber-uid=0", "--subscriber-gid=0"];
+            Args::try_parse_from(flags.iter().chain(more)).unwrap()
+        };
+        let leader_socket = run("leader").join("pleg/pleg.sock").display().to_string();
+        for (name, more, serves) in
+            [("leader", &[][..], true), ("follower", &["--follow", &leader_socket], false)]
+        {
+            let (args, stop) = (line(name, more), CancellationToken::new());
+            let paths = args.common.paths();
+            // The sockets exist before the first wait.
+            let mut serving = Box::pin(serve(&args, stop.clone()));
+            assert!(futures::poll!(serving.as_mut()).is_pending(), "{name}");
+            assert!(paths.pleg().exists());
+            assert_eq!(paths.pleg_subscribers().exists(), serves, "{name}");
+            stop.cancel();
+        }
+    }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt as _};
 use quintlet_kit::clock::Clock;
+use quintlet_kit::journal::reason;
 use quintlet_kit::messages;
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::runtime::Cursor;
@@ -81,12 +82,16 @@ impl Readers {
         &self,
         resume: Option<Cursor>,
     ) -> impl Stream<Item = Result<pb::WatchEvent, Status>> + Send + use<> {
-        self.items(resume).map(|item| Ok(wire(item)))
+        self.items(resume, ReaderKind::Service).map(|item| Ok(wire(item)))
     }
 
-    /// Opens a stream of the same order of changes, for [`Readers::watch`] and subscribers.
-    pub(crate) fn items(&self, resume: Option<Cursor>) -> impl Stream<Item = ReaderItem> + Send + use<> {
-        let watcher = Watcher::new(self.clone(), resume);
+    /// Opens a stream of the order of changes, for [`Readers::watch`] and subscribers.
+    pub(crate) fn items(
+        &self,
+        resume: Option<Cursor>,
+        kind: ReaderKind,
+    ) -> impl Stream<Item = ReaderItem> + Send + use<> {
+        let watcher = Watcher::new(self.clone(), resume, kind);
         futures::stream::unfold(watcher, |mut watcher| async move {
             let item = watcher.next().await;
             Some((item, watcher))
@@ -126,6 +131,17 @@ impl Readers {
     }
 }
 
+/// A kind of reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReaderKind {
+    /// A service or a follower. Its snapshot has the states at the cursor of the snapshot: a follower serves other readers from it, and a
+    /// later state would make a reader of the follower skip changes.
+    Service,
+    /// A program that is not part of Quintlet. Its snapshot has the states at the time of reading: the states of an earlier time would be
+    /// kept for a subscriber that stalls. Metrics of readers do not count it.
+    Subscriber,
+}
+
 /// The next event for a reader.
 #[derive(Debug)]
 pub(crate) enum ReaderEvent {
@@ -146,8 +162,17 @@ pub(crate) struct ReaderItem {
     pub(crate) cursor: Option<Cursor>,
 }
 
+/// An event that is due.
+#[derive(Debug)]
+enum Queued {
+    Item(ReaderItem),
+    /// The state that the pod has when the event is read. A pod that is gone is left out: its removal is a later change.
+    Pod(PodUid),
+}
+
 /// One stream of a reader: its position and its queued events.
 struct Watcher {
+    kind: ReaderKind,
     readers: Readers,
     revs: watch::Receiver<u64>,
     primed: watch::Receiver<bool>,
@@ -157,12 +182,16 @@ struct Watcher {
     /// Cursor of the last message; none before the first snapshot or the resumption.
     at: Option<Cursor>,
     resume: Option<Cursor>,
-    out: VecDeque<ReaderItem>,
+    /// The reader has got an event after its snapshot or at its resumption.
+    is_open: bool,
+    out: VecDeque<Queued>,
 }
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        self.readers.metrics.watchers.dec();
+        if self.kind == ReaderKind::Service {
+            self.readers.metrics.watchers.dec();
+        }
     }
 }
 
@@ -202,33 +231,60 @@ fn bounded(record: pb::PodRecord) -> pb::PodRecord {
 }
 
 impl Watcher {
-    fn new(readers: Readers, resume: Option<Cursor>) -> Self {
-        readers.metrics.watchers.inc();
+    fn new(readers: Readers, resume: Option<Cursor>, kind: ReaderKind) -> Self {
+        if kind == ReaderKind::Service {
+            readers.metrics.watchers.inc();
+        }
         let store = &readers.store;
         let revs = store.revs();
         let primed = store.primed();
         let beats = store.beats();
         let hello = ReaderItem { event: ReaderEvent::Hello, cursor: None };
         let seen_beat = *beats.borrow();
-        Self { readers, revs, primed, beats, seen_beat, at: None, resume, out: VecDeque::from([hello]) }
+        let out = VecDeque::from([Queued::Item(hello)]);
+        Self { kind, readers, revs, primed, beats, seen_beat, at: None, resume, is_open: false, out }
     }
 
     fn push(&mut self, event: ReaderEvent, cursor: Option<Cursor>) {
-        self.out.push_back(ReaderItem { event, cursor });
+        self.out.push_back(Queued::Item(ReaderItem { event, cursor }));
     }
 
     /// Queues a snapshot. Its messages have no cursor but the last, since a partial snapshot cannot be resumed.
     fn snapshot(&mut self) {
-        let (pods, cursor) = self.readers.store.snapshot();
         self.push(ReaderEvent::SnapshotBegin, None);
-        self.out
-            .extend(pods.into_iter().map(|pod| ReaderItem { event: ReaderEvent::Pod(pod), cursor: None }));
+        let cursor = match self.kind {
+            ReaderKind::Service => {
+                let (pods, cursor) = self.readers.store.snapshot();
+                pods.into_iter().for_each(|pod| self.push(ReaderEvent::Pod(pod), None));
+                cursor
+            }
+            ReaderKind::Subscriber => {
+                let (uids, cursor) = self.readers.store.uids();
+                self.out.extend(uids.into_iter().map(Queued::Pod));
+                cursor
+            }
+        };
         self.push(ReaderEvent::SnapshotEnd, Some(cursor));
-        self.at = Some(cursor);
+        (self.at, self.is_open) = (Some(cursor), true);
+    }
+
+    /// Returns the first queued event.
+    fn queued(&mut self) -> Option<ReaderItem> {
+        loop {
+            match self.out.pop_front()? {
+                Queued::Item(item) => return Some(item),
+                Queued::Pod(uid) => {
+                    let Some(latest) = self.readers.store.latest(&uid) else { continue };
+                    return Some(ReaderItem { event: ReaderEvent::Pod(latest), cursor: None });
+                }
+            }
+        }
     }
 
     fn resync(&mut self, reason: &str) {
-        self.readers.metrics.resyncs.inc();
+        if self.kind == ReaderKind::Service {
+            self.readers.metrics.resyncs.inc();
+        }
         self.push(ReaderEvent::Resync(reason.to_owned()), None);
         self.snapshot();
     }
@@ -239,7 +295,7 @@ impl Watcher {
         match self.readers.store.resumable(cursor) {
             Resume::Possible => self.at = Some(cursor),
             Resume::NotYet if waited < CURSOR_WAIT_BEATS => return,
-            Resume::NotYet => self.resync("the cursor is ahead of this service"),
+            Resume::NotYet => self.resync(reason::AHEAD),
             Resume::Impossible(reason) => self.resync(reason),
         }
         self.resume = None;
@@ -247,7 +303,7 @@ impl Watcher {
 
     async fn next(&mut self) -> ReaderItem {
         loop {
-            if let Some(item) = self.out.pop_front() {
+            if let Some(item) = self.queued() {
                 return item;
             }
             let beat = quintlet_kit::timers::pause(self.readers.beat);
@@ -274,18 +330,21 @@ impl Watcher {
             match self.readers.store.next_after(at) {
                 NextChange::Change(latest) => {
                     let cursor = Cursor { epoch: at.epoch, rev: latest.rev };
-                    self.at = Some(cursor);
+                    (self.at, self.is_open) = (Some(cursor), true);
                     return ReaderItem { event: ReaderEvent::Pod(latest), cursor: Some(cursor) };
                 }
-                NextChange::Restarted => self.resync("pleg-service was restarted"),
-                NextChange::Lost => self.resync("this reader was too slow"),
-                NextChange::End => tokio::select! {
+                NextChange::Restarted => self.resync(reason::RESTARTED),
+                NextChange::Lost => self.resync(if self.is_open { reason::SLOW } else { reason::OLD }),
+                NextChange::End => {
+                    self.is_open = true;
                     // A dropped wait loses nothing.
-                    changed = self.revs.changed() => {
-                        let _ = changed;
+                    tokio::select! {
+                        changed = self.revs.changed() => {
+                            let _ = changed;
+                        }
+                        () = beat => return ReaderItem { event: ReaderEvent::Beat, cursor: Some(at) },
                     }
-                    () = beat => return ReaderItem { event: ReaderEvent::Beat, cursor: Some(at) },
-                },
+                }
             }
         }
     }
@@ -354,10 +413,53 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_subscriber_that_stalls_in_a_snapshot_keeps_no_state_and_counts_for_no_reader() {
+        let readers = readers();
+        readers.store.set_primed();
+        let uid = |name: &str| PodUid::parse(name).unwrap();
+        let publish = |name: &str| {
+            readers.store.publish(PodRuntime::empty(pod(&uid(name)), Cursor::default(), Duration::ZERO), None)
+        };
+        let first = publish("a");
+        publish("b");
+        let mut watcher = Watcher::new(readers.clone(), None, ReaderKind::Subscriber);
+        assert!(matches!(watcher.next().await.event, ReaderEvent::Hello));
+        assert!(matches!(watcher.next().await.event, ReaderEvent::SnapshotBegin));
+        publish("a");
+        readers.store.remove(&uid("b"), Duration::ZERO, None);
+        assert_eq!(Arc::strong_count(&first), 1, "the queue of the subscriber has the state");
+        let mut seen = Vec::new();
+        while seen.len() < 4 {
+            let ReaderItem { event, cursor } = watcher.next().await;
+            let event = match event {
+                ReaderEvent::Pod(latest) => (latest.uid.to_string(), latest.rev, latest.pod.is_some()),
+                ReaderEvent::SnapshotEnd => ("end".to_owned(), 0, false),
+                other => panic!("{other:?}"),
+            };
+            seen.push((event, cursor.map(|at| at.rev)));
+        }
+        let item = |name: &str, rev, is_present, at| ((name.to_owned(), rev, is_present), at);
+        let wanted = [
+            item("a", 3, true, None),
+            item("end", 0, false, Some(2)),
+            item("a", 3, true, Some(3)),
+            item("b", 4, false, Some(4)),
+        ];
+        assert_eq!(seen, wanted);
+        assert_eq!(readers.metrics.watchers.get(), 0);
+        let resyncs = readers.metrics.resyncs.get();
+        let mut lost =
+            Watcher::new(readers.clone(), Some(Cursor { epoch: 6, rev: 1 }), ReaderKind::Subscriber);
+        assert!(matches!(lost.next().await.event, ReaderEvent::Hello));
+        assert!(matches!(lost.next().await.event, ReaderEvent::Resync(_)));
+        assert_eq!(readers.metrics.resyncs.get(), resyncs);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_reader_that_falls_behind_the_tombstones_is_resynced() {
         let readers = readers();
         readers.store.set_primed();
-        let mut watcher = Watcher::new(readers.clone(), None);
+        let mut watcher = Watcher::new(readers.clone(), None, ReaderKind::Service);
         while !matches!(watcher.next().await.event, ReaderEvent::SnapshotEnd) {}
         for n in 0..=crate::store::TOMBSTONES {
             let uid = PodUid::parse(&format!("u{n}")).unwrap();
@@ -383,7 +485,7 @@ mod tests {
         };
         readers.store.replace(at(5), vec![(placed("a", 5), None)]);
         readers.store.set_primed();
-        let mut ahead = Watcher::new(readers.clone(), Some(at(7)));
+        let mut ahead = Watcher::new(readers.clone(), Some(at(7)), ReaderKind::Service);
         assert!(matches!(ahead.next().await.event, ReaderEvent::Hello));
         assert!(matches!(ahead.next().await.event, ReaderEvent::Beat));
         readers.store.note_beat();
@@ -392,7 +494,7 @@ mod tests {
         readers.store.follow(placed("a", 8), None);
         let next = ahead.next().await;
         assert_eq!(next.cursor, Some(at(8)), "no event is repeated");
-        let mut lost = Watcher::new(readers.clone(), Some(at(900)));
+        let mut lost = Watcher::new(readers.clone(), Some(at(900)), ReaderKind::Service);
         assert!(matches!(lost.next().await.event, ReaderEvent::Hello));
         readers.store.note_beat();
         assert!(matches!(lost.next().await.event, ReaderEvent::Beat));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
+use quintlet_kit::journal::reason;
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::{Cursor, PodRuntime, SharedPodRuntime};
 use quintlet_proto::common::v1::Trace;
@@ -223,13 +224,13 @@ impl Store {
             return Resume::NotYet;
         }
         if cursor.epoch != inner.epoch {
-            return Resume::Impossible("pleg-service was restarted");
+            return Resume::Impossible(reason::RESTARTED);
         }
         if cursor.rev > inner.rev {
-            return Resume::Impossible("the cursor is ahead of this service");
+            return Resume::Impossible(reason::AHEAD);
         }
         if cursor.rev < inner.floor {
-            return Resume::Impossible("the cursor is older than the changes kept");
+            return Resume::Impossible(reason::OLD);
         }
         Resume::Possible
     }
@@ -239,6 +240,19 @@ impl Store {
         let inner = self.inner.read();
         let pods = inner.by_rev.values().filter(|l| l.pod.is_some()).cloned().collect();
         (pods, inner.cursor())
+    }
+
+    /// Returns the UIDs of all existing pods in the order of changes, and the cursor of this snapshot.
+    pub(crate) fn uids(&self) -> (Vec<PodUid>, Cursor) {
+        let inner = self.inner.read();
+        let uids = inner.by_rev.values().filter(|l| l.pod.is_some()).map(|l| l.uid.clone()).collect();
+        (uids, inner.cursor())
+    }
+
+    /// Returns the latest change of an existing pod.
+    pub(crate) fn latest(&self, uid: &PodUid) -> Option<Latest> {
+        let inner = self.inner.read();
+        inner.by_rev.get(inner.pods.get(uid)?).filter(|l| l.pod.is_some()).cloned()
     }
 
     /// Returns all existing pods.

@@ -12,7 +12,7 @@ use quintlet_proto::subscribe::v1::watch_containers_event::Event;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use crate::readers::{ReaderEvent, ReaderItem, Readers};
+use crate::readers::{ReaderEvent, ReaderItem, ReaderKind, Readers};
 use crate::store::Latest;
 
 /// Longest reason of an exit, in bytes. Runtimes have single words.
@@ -43,7 +43,8 @@ impl Containers for ContainersService {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let subscription = self.subscribers.admit(&request)?;
         let resume = request.into_inner().resume.map(|at| Cursor { epoch: at.epoch, rev: at.seq });
-        let items = self.readers.items(resume).take_until(self.stop.clone().cancelled_owned());
+        let items = self.readers.items(resume, ReaderKind::Subscriber);
+        let items = items.take_until(self.stop.clone().cancelled_owned());
         let events = items.map(move |item| Ok(event(item, &subscription)));
         Ok(Response::new(Bounded::new("Containers.Watch", events)))
     }
@@ -102,6 +103,8 @@ mod tests {
 
     use prost::Message as _;
     use quintlet_kit::clock::Clock;
+    use quintlet_kit::socket::Peer;
+    use quintlet_kit::subscribe::{STREAMS, STREAMS_OF_USER};
     use quintlet_model::ids::{ContainerId, PodRef, PodUid, SandboxId};
     use quintlet_model::labels;
     use quintlet_model::runtime::{Mount, User};
@@ -225,7 +228,7 @@ mod tests {
         }
         let text = quintlet_telemetry::metrics::text();
         assert!(text.contains("\nquintlet_subscriber_resyncs_total{stream=\"containers\"} 3\n"), "{text}");
-        assert!(text.contains("\nquintlet_subscribers{stream=\"containers\"} 0\n"), "{text}");
+        assert_eq!(service.subscribers.open(), 0);
     }
 
     #[tokio::test]
@@ -233,15 +236,21 @@ mod tests {
         let clock = Clock::fixed(jiff::Timestamp::UNIX_EPOCH, Duration::from_secs(1));
         let readers = Readers::new(Store::new(7, TOMBSTONES), clock, Duration::from_secs(5));
         let service = ContainersService::new(readers, CancellationToken::new());
-        let request = || Request::new(wire::WatchContainersRequest::default());
+        let request = |uid| {
+            let mut request = Request::new(wire::WatchContainersRequest::default());
+            request.extensions_mut().insert(Peer { uid, pid: None });
+            request
+        };
         let mut open = Vec::new();
-        for _ in 0..quintlet_kit::subscribe::STREAMS {
-            open.push(service.watch(request()).await.unwrap());
+        for place in 0..STREAMS {
+            let user = u32::try_from(place / STREAMS_OF_USER).unwrap();
+            open.push(service.watch(request(user)).await.unwrap());
         }
-        let refused = service.watch(request()).await.map(drop).unwrap_err();
+        assert_eq!(service.subscribers.open(), STREAMS);
+        let refused = service.watch(request(100)).await.map(drop).unwrap_err();
         assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
         open.pop();
-        service.watch(request()).await.unwrap();
+        service.watch(request(100)).await.unwrap();
         let text = quintlet_telemetry::metrics::text();
         assert!(text.contains("\nquintlet_subscribers_rejected_total{stream=\"containers\"} 1\n"), "{text}");
     }

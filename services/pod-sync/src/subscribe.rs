@@ -41,11 +41,11 @@ impl PodsService {
     }
 }
 
-/// Copies the views of pods into the journal, each time that one of them changes.
+/// Copies the views of pods into the journal, each time that one of them changes. The first views are those of all sources.
 pub(crate) async fn publish(reporting: Arc<Reporting>, journal: Arc<PodJournal>) {
     let mut versions = reporting.views.subscribe();
     let mut seen: HashMap<PodUid, u64> = HashMap::new();
-    reporting.views.restored().await;
+    reporting.views.complete().await;
     loop {
         versions.mark_unchanged();
         let views = reporting.views.all();

@@ -234,7 +234,7 @@ impl PodManager {
         if !self.stores.is_ready() {
             return;
         }
-        self.ctx.reporting.views.set_sources_ready();
+        self.report_sources_ready();
         self.ctx.environment.volume_tasks.sources_ready();
         self.mirrors.delete_orphaned(&self.pods);
         self.cleanup.update_qos_cgroups(&self.pods);

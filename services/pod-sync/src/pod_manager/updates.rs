@@ -73,7 +73,16 @@ impl PodManager {
             self.change(source, op, pod);
         }
         if merged.is_first && self.stores.is_ready() {
-            self.ctx.reporting.views.set_sources_ready();
+            self.report_sources_ready();
+        }
+    }
+
+    /// Reports that every source has delivered its pods.
+    pub(super) fn report_sources_ready(&self) {
+        let views = &self.ctx.reporting.views;
+        if !views.are_sources_ready() {
+            let run = self.stores.pods().filter(|(_, _, pod)| !pods::is_mirror(pod));
+            views.set_sources_ready(run.map(|(_, uid, _)| uid.clone()));
         }
     }
 

@@ -45,7 +45,7 @@ impl Served {
     /// Returns the service after the sources have delivered their pods.
     fn ready() -> Self {
         let served = Self::new();
-        served.views().set_sources_ready();
+        served.views().set_sources_ready([]);
         served
     }
 
@@ -153,7 +153,7 @@ async fn no_method_answers_before_every_source_has_delivered_its_pods() {
         assert_eq!(served.count(method, "FailedPrecondition"), 1);
     }
     assert_eq!(served.count(&metrics.all, "FailedPrecondition"), 3);
-    served.views().set_sources_ready();
+    served.views().set_sources_ready([]);
     let listed = served.list().await.unwrap();
     assert_eq!(listed, [served.get("a").await.unwrap()]);
     let first = served.watch().await.unwrap().next().await.unwrap().unwrap();

@@ -333,3 +333,37 @@ pub mod paths {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        subscribers: SubscriberArgs,
+    }
+
+    #[test]
+    fn a_group_is_given_by_number_or_by_name() {
+        assert_eq!((group_id("2000"), group_id("root")), (Ok(2000), Ok(0)));
+        assert_eq!(group_id("4294967296"), Err(GroupError::NotAnId("4294967296".to_owned())));
+        assert_eq!(group_id("no-such-group"), Err(GroupError::Unknown("no-such-group".to_owned())));
+    }
+
+    #[test]
+    fn subscribers_are_users_and_groups() {
+        let parse = |flags: &[&str]| {
+            Line::try_parse_from(std::iter::once("x").chain(flags.iter().copied()))
+                .map(|line| line.subscribers)
+        };
+        let given = parse(&["--subscriber-uid=7", "--subscriber-gid=root", "--subscriber-gid", "8"]).unwrap();
+        assert_eq!((&given.subscriber_uid[..], &given.subscriber_gid[..]), (&[7][..], &[0, 8][..]));
+        assert!(!given.is_empty() && parse(&[]).unwrap().is_empty());
+        for flags in [["--subscriber-gid=8"], ["--subscriber-uid=8"]] {
+            assert!(!parse(&flags).unwrap().is_empty(), "{flags:?}");
+        }
+        let error = parse(&["--subscriber-gid=no-such-group"]).unwrap_err().to_string();
+        assert!(error.contains("group \"no-such-group\" does not exist"), "{error}");
+    }
+}

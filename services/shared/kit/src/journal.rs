@@ -21,6 +21,18 @@ pub const TOMBSTONES: usize = 4096;
 /// Interval of [`JournalEvent::Beat`] on a stream without changes.
 pub const BEAT: Duration = Duration::from_secs(5);
 
+/// Reasons of a resync, which a subscriber reads. docs/subscribing.md has a row for each.
+pub mod reason {
+    /// The cursor is of another run of the service.
+    pub const RESTARTED: &str = "the service was restarted";
+    /// The cursor is larger than that of the newest change.
+    pub const AHEAD: &str = "the cursor is ahead of this service";
+    /// A stream cannot begin at the cursor: removals after it are no longer kept.
+    pub const OLD: &str = "the cursor is older than the changes kept";
+    /// An open stream cannot continue: removals that the reader has not read are no longer kept.
+    pub const SLOW: &str = "the reader was too slow";
+}
+
 /// A position in the order of changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JournalCursor {
@@ -61,6 +73,21 @@ struct Change<K, V> {
     key: K,
     /// The value, or none if the key was removed.
     value: Option<Arc<V>>,
+}
+
+/// The event after a cursor.
+#[derive(Debug, PartialEq, Eq)]
+enum Next<K, V> {
+    /// The oldest change after the cursor that is the latest of its key.
+    Change(u64, JournalEvent<K, V>),
+    /// There is no change after the cursor.
+    End,
+    /// The cursor is of another run.
+    Restarted,
+    /// The cursor is larger than that of the newest change.
+    Ahead,
+    /// Removals after the cursor are no longer kept.
+    Lost,
 }
 
 #[derive(Debug)]
@@ -152,35 +179,40 @@ impl<K: Clone + Eq + Hash, V: PartialEq> Journal<K, V> {
         });
     }
 
-    fn snapshot(&self) -> (Vec<Arc<V>>, JournalCursor) {
-        let inner = self.inner.lock();
-        let values = inner.changes.values().filter_map(|change| change.value.clone()).collect();
-        (values, JournalCursor { epoch: self.epoch, seq: inner.seq })
+    /// Returns the value of a key.
+    fn get(&self, key: &K) -> Option<Arc<V>> {
+        self.inner.lock().value(key).cloned()
     }
 
-    /// Returns why a reader cannot resume at a cursor, if so.
-    fn lost(&self, at: JournalCursor) -> Option<&'static str> {
+    /// Returns the keys that have a value, in the order of changes, and the cursor of this snapshot.
+    fn snapshot(&self) -> (Vec<K>, JournalCursor) {
+        let inner = self.inner.lock();
+        let present = inner.changes.values().filter(|change| change.value.is_some());
+        let keys = present.map(|change| change.key.clone()).collect();
+        (keys, JournalCursor { epoch: self.epoch, seq: inner.seq })
+    }
+
+    /// Returns the event after a cursor. The cursor is checked under the lock of the change: a removal that is dropped between the two
+    /// would be lost.
+    fn next_after(&self, at: JournalCursor) -> Next<K, V> {
         let inner = self.inner.lock();
         if at.epoch != self.epoch {
-            Some("the service was restarted")
-        } else if at.seq > inner.seq {
-            Some("the cursor is ahead of this service")
-        } else if at.seq < inner.floor {
-            Some("the cursor is older than the changes kept")
-        } else {
-            None
+            return Next::Restarted;
         }
-    }
-
-    /// Returns the oldest change after `seq` that is the latest of its key.
-    fn after(&self, seq: u64) -> Option<(u64, JournalEvent<K, V>)> {
-        let inner = self.inner.lock();
-        let (seq, change) = inner.changes.range(seq.saturating_add(1)..).next()?;
+        if at.seq > inner.seq {
+            return Next::Ahead;
+        }
+        if at.seq < inner.floor {
+            return Next::Lost;
+        }
+        let Some((seq, change)) = inner.changes.range(at.seq.saturating_add(1)..).next() else {
+            return Next::End;
+        };
         let event = match &change.value {
             Some(value) => JournalEvent::Value(Arc::clone(value)),
             None => JournalEvent::Gone(change.key.clone()),
         };
-        Some((*seq, event))
+        Next::Change(*seq, event)
     }
 }
 
@@ -197,6 +229,7 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: PartialEq + Send + Sync + 
             primed: self.primed.subscribe(),
             at: None,
             resume,
+            is_open: false,
             out: VecDeque::new(),
         };
         futures::stream::unfold(reader, |mut reader| async move {
@@ -242,48 +275,66 @@ struct Reader<K, V> {
     /// Cursor of the last event; none before the first snapshot or the resumption.
     at: Option<JournalCursor>,
     resume: Option<JournalCursor>,
-    out: VecDeque<JournalItem<K, V>>,
+    /// The reader has got an event after its snapshot or at its resumption.
+    is_open: bool,
+    out: VecDeque<Queued<K>>,
+}
+
+/// An event that is due. A snapshot is queued as keys: values would be kept for a reader that stalls.
+#[derive(Debug)]
+enum Queued<K> {
+    Resync(&'static str),
+    SnapshotBegin,
+    /// The value that the key has when the event is read. A key without one is left out: its removal is a later change.
+    Key(K),
+    SnapshotEnd(JournalCursor),
 }
 
 impl<K: Clone + Eq + Hash, V: PartialEq> Reader<K, V> {
-    fn push(&mut self, event: JournalEvent<K, V>, cursor: Option<JournalCursor>) {
-        self.out.push_back(JournalItem { event, cursor });
-    }
-
     /// Queues a snapshot. Only its last event has a cursor, since a partial snapshot cannot be resumed.
     fn snapshot(&mut self) {
-        let (values, cursor) = self.journal.snapshot();
-        self.push(JournalEvent::SnapshotBegin, None);
-        for value in values {
-            self.push(JournalEvent::Value(value), None);
-        }
-        self.push(JournalEvent::SnapshotEnd, Some(cursor));
+        let (keys, cursor) = self.journal.snapshot();
+        self.out.push_back(Queued::SnapshotBegin);
+        self.out.extend(keys.into_iter().map(Queued::Key));
+        self.out.push_back(Queued::SnapshotEnd(cursor));
         self.at = Some(cursor);
+        self.is_open = true;
     }
 
     fn resync(&mut self, reason: &'static str) {
-        self.push(JournalEvent::Resync(reason), None);
+        self.out.push_back(Queued::Resync(reason));
         self.snapshot();
     }
 
-    fn begin(&mut self) {
-        match self.resume.take().map(|at| (at, self.journal.lost(at))) {
-            Some((at, None)) => self.at = Some(at),
-            Some((_, Some(reason))) => self.resync(reason),
-            None => self.snapshot(),
+    /// Returns the first queued event.
+    fn queued(&mut self) -> Option<JournalItem<K, V>> {
+        loop {
+            let (event, cursor) = match self.out.pop_front()? {
+                Queued::Resync(reason) => (JournalEvent::Resync(reason), None),
+                Queued::SnapshotBegin => (JournalEvent::SnapshotBegin, None),
+                Queued::Key(key) => {
+                    let Some(value) = self.journal.get(&key) else { continue };
+                    (JournalEvent::Value(value), None)
+                }
+                Queued::SnapshotEnd(cursor) => (JournalEvent::SnapshotEnd, Some(cursor)),
+            };
+            return Some(JournalItem { event, cursor });
         }
     }
 
     async fn next(&mut self) -> JournalItem<K, V> {
         loop {
-            if let Some(item) = self.out.pop_front() {
+            if let Some(item) = self.queued() {
                 return item;
             }
             let beat = crate::timers::pause(BEAT);
             self.seqs.mark_unchanged();
             let Some(at) = self.at else {
                 if *self.primed.borrow_and_update() {
-                    self.begin();
+                    self.at = self.resume.take();
+                    if self.at.is_none() {
+                        self.snapshot();
+                    }
                     continue;
                 }
                 // A dropped wait loses nothing.
@@ -293,22 +344,26 @@ impl<K: Clone + Eq + Hash, V: PartialEq> Reader<K, V> {
                 }
                 continue;
             };
-            if let Some(reason) = self.journal.lost(at) {
-                self.resync(reason);
-                continue;
-            }
-            if let Some((seq, event)) = self.journal.after(at.seq) {
-                let cursor = JournalCursor { seq, ..at };
-                self.at = Some(cursor);
-                return JournalItem { event, cursor: Some(cursor) };
-            }
-            // A dropped wait loses nothing.
-            tokio::select! {
-                changed = self.seqs.changed() => {
-                    // The journal lives as long as this reader.
-                    let _ = changed;
+            match self.journal.next_after(at) {
+                Next::Change(seq, event) => {
+                    let cursor = JournalCursor { seq, ..at };
+                    (self.at, self.is_open) = (Some(cursor), true);
+                    return JournalItem { event, cursor: Some(cursor) };
                 }
-                () = beat => return JournalItem { event: JournalEvent::Beat, cursor: Some(at) },
+                Next::Restarted => self.resync(reason::RESTARTED),
+                Next::Ahead => self.resync(reason::AHEAD),
+                Next::Lost => self.resync(if self.is_open { reason::SLOW } else { reason::OLD }),
+                Next::End => {
+                    self.is_open = true;
+                    // A dropped wait loses nothing.
+                    tokio::select! {
+                        changed = self.seqs.changed() => {
+                            // The journal lives as long as this reader.
+                            let _ = changed;
+                        }
+                        () = beat => return JournalItem { event: JournalEvent::Beat, cursor: Some(at) },
+                    }
+                }
             }
         }
     }
@@ -408,7 +463,58 @@ mod tests {
             journal.remove(&key);
         }
         let next = reader.next().await.unwrap().event;
-        assert_eq!(next, JournalEvent::Resync("the cursor is older than the changes kept"));
+        assert_eq!(next, JournalEvent::Resync("the reader was too slow"));
+    }
+
+    #[test]
+    fn a_cursor_is_checked_together_with_the_change_after_it() {
+        let journal = journal(1);
+        for key in [1, 2, 3] {
+            journal.put(key, (key, 0));
+        }
+        let after = |seq| journal.next_after(JournalCursor { epoch: 7, seq });
+        assert_eq!((after(3), after(4)), (Next::End, Next::Ahead));
+        journal.remove(&1);
+        assert_eq!(after(3), Next::Change(4, JournalEvent::Gone(1)));
+        // The removal of 1 is no longer kept.
+        journal.remove(&2);
+        assert_eq!((after(3), after(4)), (Next::Lost, Next::Change(5, JournalEvent::Gone(2))));
+        assert_eq!(journal.next_after(JournalCursor { epoch: 6, seq: 4 }), Next::Restarted);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_stalls_in_a_snapshot_keeps_no_value_and_reads_the_latest() {
+        let journal: Arc<Journal<u8, Arc<u32>>> = Arc::new(Journal::with(7, 8));
+        journal.set_primed();
+        let first = Arc::new(1);
+        journal.put(1, Arc::clone(&first));
+        journal.put(2, Arc::new(1));
+        let mut reader = Box::pin(journal.read(None));
+        assert_eq!(reader.next().await.unwrap().event, JournalEvent::SnapshotBegin);
+        journal.put(1, Arc::new(2));
+        assert_eq!(Arc::strong_count(&first), 1, "the queue of the reader has the value");
+        journal.remove(&2);
+        let mut items = Vec::new();
+        while items.len() < 4 {
+            items.push(reader.next().await.unwrap());
+        }
+        let newest = || JournalEvent::Value(Arc::new(Arc::new(2)));
+        let item = |event, cursor| JournalItem { event, cursor };
+        let wanted = [
+            item(newest(), None),
+            item(JournalEvent::SnapshotEnd, at(7, 2)),
+            item(newest(), at(7, 3)),
+            item(JournalEvent::Gone(2), at(7, 4)),
+        ];
+        assert_eq!(items, wanted);
+    }
+
+    #[test]
+    fn the_page_for_subscribers_has_each_reason() {
+        let page = include_str!("../../../../docs/subscribing.md");
+        for reason in [reason::RESTARTED, reason::AHEAD, reason::OLD, reason::SLOW] {
+            assert!(page.contains(&format!("\n| {reason} |")), "{reason}");
+        }
     }
 
     proptest! {
@@ -451,6 +557,45 @@ mod tests {
                     }
                     assert_eq!(seen, wanted);
                 }
+            });
+        }
+
+        #[test]
+        fn a_reader_that_reads_between_changes_ends_with_the_values_of_the_journal(
+            steps in prop::collection::vec((0_u8..6, prop::option::of(0_u32..4), 0_usize..4), 1..40),
+        ) {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+            runtime.unwrap().block_on(async {
+                let journal = journal(2);
+                let mut reader = Box::pin(journal.read(None));
+                let (mut wanted, mut seen) = (Map::new(), Map::new());
+                let mut take = async |seen: &mut Map<u8, u32>| {
+                    let event = reader.next().await.unwrap().event;
+                    match &event {
+                        JournalEvent::SnapshotBegin => seen.clear(),
+                        JournalEvent::Value(value) => drop(seen.insert(value.0, value.1)),
+                        JournalEvent::Gone(key) => drop(seen.remove(key)),
+                        JournalEvent::SnapshotEnd | JournalEvent::Resync(_) | JournalEvent::Beat => {}
+                    }
+                    event == JournalEvent::Beat
+                };
+                for (key, value, reads) in steps {
+                    match value {
+                        Some(value) => {
+                            journal.put(key, (key, value));
+                            wanted.insert(key, value);
+                        }
+                        None => {
+                            journal.remove(&key);
+                            wanted.remove(&key);
+                        }
+                    }
+                    for _ in 0..reads {
+                        take(&mut seen).await;
+                    }
+                }
+                while !take(&mut seen).await {}
+                assert_eq!(seen, wanted);
             });
         }
     }

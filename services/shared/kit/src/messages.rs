@@ -57,7 +57,7 @@ pub fn count_left_out(stream: &'static str) {
 fn count_opened(stream: &'static str) {
     metrics::counter_family::<[(&str, &str); 1]>(
         "quintlet_streams_opened",
-        "Streams between services that were opened",
+        "Streams between services, and of subscribers, that were opened",
     )
     .get_or_create(&[("stream", stream)])
     .inc();
@@ -69,7 +69,7 @@ fn count_opened(stream: &'static str) {
 fn add_left_out(stream: &'static str, items: u64) {
     metrics::counter_family::<[(&str, &str); 1]>(
         "quintlet_messages_left_out",
-        "Items of a stream between services that were not sent because they were too large",
+        "Items of a stream between services, or of a subscriber, that were not sent because they were too large",
     )
     .get_or_create(&[("stream", stream)])
     .inc_by(items);

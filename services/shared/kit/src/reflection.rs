@@ -11,15 +11,33 @@ use tonic::service::Routes;
 use tonic_reflection::server::{Builder, Error};
 use tower::Service;
 
+/// Largest request: the name of a symbol or a file.
+const MOST_REQUEST_BYTES: usize = 64 << 10;
+
 /// `grpc.reflection.v1` of the internal services and `grpc.health.v1`. Clones share the descriptors.
 #[derive(Debug, Clone, Default)]
-pub struct Reflection(Arc<OnceLock<Routes>>);
+pub struct Reflection {
+    known: Arc<OnceLock<Routes>>,
+    /// The services that the list has; all if empty.
+    names: Vec<&'static str>,
+}
 
-fn routes() -> Result<Routes, Error> {
-    let service = Builder::configure()
+impl Reflection {
+    /// Returns reflection whose list of services has these names alone.
+    #[must_use]
+    pub fn of(names: Vec<&'static str>) -> Self {
+        Self { known: Arc::default(), names }
+    }
+}
+
+fn routes(names: &[&str]) -> Result<Routes, Error> {
+    let service = names
+        .iter()
+        .fold(Builder::configure(), |builder, name| builder.with_service_name(*name))
         .register_encoded_file_descriptor_set(quintlet_proto::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()?;
+        .build_v1()?
+        .max_decoding_message_size(MOST_REQUEST_BYTES);
     Ok(Routes::new(service))
 }
 
@@ -33,9 +51,9 @@ impl Service<Request<Body>> for Reflection {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let known = self.0.get_or_init(|| {
+        let known = self.known.get_or_init(|| {
             // Routes without a service answer UNIMPLEMENTED.
-            routes().unwrap_or_else(|error| {
+            routes(&self.names).unwrap_or_else(|error| {
                 tracing::error!(%error, "failed to set up reflection");
                 Routes::default()
             })
@@ -54,6 +72,6 @@ mod tests {
 
     #[test]
     fn the_descriptors_are_valid() {
-        assert!(routes().is_ok());
+        assert!(routes(&[]).is_ok());
     }
 }

@@ -104,6 +104,14 @@ impl Default for HealthHandle {
     }
 }
 
+/// Flow-control windows of a guest's connection and its streams, in bytes: a guest sends small requests.
+const GUEST_WINDOW: u32 = 64 << 10;
+
+/// Interval of HTTP/2 pings to a guest, and time limit for the answer. A guest that is stopped would keep its connection and its streams
+/// for ever.
+const GUEST_PING: Duration = Duration::from_secs(60);
+const GUEST_PING_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// Limits of a server whose clients are not part of Quintlet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestLimits {
@@ -121,6 +129,8 @@ pub struct Server {
     health: HealthHandle,
     observers: Vec<u32>,
     guests: Option<GuestLimits>,
+    /// The services that were added.
+    names: Vec<&'static str>,
 }
 
 impl Server {
@@ -138,7 +148,7 @@ impl Server {
         routes.add_service(Reflection::default());
         routes.add_service(debug(name));
         routes.add_service(control());
-        Self { routes, fallback: None, health, observers: Vec::new(), guests: None }
+        Self { routes, fallback: None, health, observers: Vec::new(), guests: None, names: Vec::new() }
     }
 
     /// Returns a server for programs that are not part of Quintlet: without health, reflection and debug.v1, and with limits.
@@ -150,13 +160,15 @@ impl Server {
             health: HealthHandle::new(),
             observers: Vec::new(),
             guests: Some(limits),
+            names: Vec::new(),
         }
     }
 
-    /// Adds reflection to a server that [`Server::for_guests`] returned.
+    /// Adds reflection of the services so far to a server that [`Server::for_guests`] returned.
     #[must_use]
     pub fn with_reflection(self) -> Self {
-        self.add_service(Reflection::default())
+        let names = self.names.clone();
+        self.add_service(Reflection::of(names))
     }
 
     /// Adds a gRPC service.
@@ -173,6 +185,7 @@ impl Server {
         S::Future: Send + 'static,
     {
         self.routes.add_service(service);
+        self.names.push(S::NAME);
         self
     }
 
@@ -206,7 +219,7 @@ impl Server {
         policy: PeerPolicy,
         stop: CancellationToken,
     ) -> Result<(), tonic::transport::Error> {
-        let Self { routes, fallback, health, observers, guests } = self;
+        let Self { routes, fallback, health, observers, guests, names: _ } = self;
         let mut router = routes.routes().into_axum_router();
         if let Some(fallback) = fallback {
             router = router.fallback_service(fallback);
@@ -222,8 +235,13 @@ impl Server {
         let routes = Routes::from(router);
         let most = guests.map_or(Semaphore::MAX_PERMITS, |guests| guests.connections);
         let connections = at_most(most, incoming(listener, connect_policy));
+        let window = guests.map(|_| GUEST_WINDOW);
         let server = tonic::transport::Server::builder()
             .max_concurrent_streams(Some(guests.map_or(MAX_STREAMS, |guests| guests.calls)))
+            .initial_connection_window_size(window)
+            .initial_stream_window_size(window)
+            .http2_keepalive_interval(guests.map(|_| GUEST_PING))
+            .http2_keepalive_timeout(guests.map(|_| GUEST_PING_TIMEOUT))
             .add_routes(routes)
             .serve_with_incoming_shutdown(connections, stop.clone().cancelled_owned());
         let late = async {

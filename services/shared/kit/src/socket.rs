@@ -24,7 +24,8 @@ use crate::gathered::Gathered;
 use crate::local_authority::LocalAuthority;
 
 /// Interval of HTTP/2 keepalive pings on an idle connection. A unix socket reports at once that its peer has ended, so pings only find
-/// a server that is suspended or hangs. Servers send none: a client that is suspended costs its connection, and nothing waits for it.
+/// a server that is suspended or hangs. Servers of clients that are part of Quintlet send none: a client that is suspended costs its
+/// connection, and nothing waits for it.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Time limit for the answer to a ping. The connection is closed after it.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -225,6 +226,18 @@ pub fn at_most(
     })
 }
 
+/// Logs a refused connection. Any user can open a socket for members, and could fill the log.
+fn log_refused(policy: &PeerPolicy, uid: u32) {
+    match policy {
+        PeerPolicy::Members { .. } => {
+            tracing::debug!(uid, "refused connection, user is not allowed on this socket");
+        }
+        PeerPolicy::Any | PeerPolicy::Uids(_) => {
+            tracing::warn!(uid, "refused connection, user is not allowed on this socket");
+        }
+    }
+}
+
 /// Returns the connections of users that the policy allows. Closes and counts other connections.
 pub fn incoming(
     listener: UnixListener,
@@ -245,10 +258,7 @@ pub fn incoming(
                         return Some((Ok(conn), (listener, policy, refused)));
                     }
                     Ok(cred) => {
-                        tracing::warn!(
-                            uid = cred.uid(),
-                            "refused connection, user is not allowed on this socket"
-                        );
+                        log_refused(&policy, cred.uid());
                         refused.inc();
                     }
                     Err(error) => tracing::warn!(%error, "refused connection, no peer credentials"),
@@ -370,6 +380,31 @@ mod tests {
         }
         let more = members.and(&[5]);
         assert!(more.admits(5, 5) && more.admits(8, 9) && !more.admits(8, 5));
+    }
+
+    #[tokio::test]
+    async fn a_stranger_at_a_socket_for_members_is_counted_and_does_not_fill_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let stranger = nix::unistd::geteuid().as_raw().saturating_add(1);
+        for (policy, logged) in [
+            (PeerPolicy::Members { uids: vec![stranger], gids: Vec::new() }, 0),
+            (PeerPolicy::Uids(vec![stranger]), 1),
+        ] {
+            let path = dir.path().join("x.sock");
+            let lines = quintlet_telemetry::Lines::default();
+            let log = quintlet_telemetry::capture("test", tracing::Level::INFO, &lines);
+            let _of_this_thread = tracing::dispatcher::set_default(&log);
+            let mut connections = Box::pin(incoming(bind_unix(&path, 0o600).unwrap(), policy));
+            let before = refused().get();
+            let mut stream = UnixStream::connect(&path).await.unwrap();
+            let mut closed = [0];
+            tokio::select! {
+                _ = connections.next() => panic!("the connection is admitted"),
+                read = tokio::io::AsyncReadExt::read(&mut stream, &mut closed) => assert_eq!(read.unwrap(), 0),
+            }
+            assert!(refused().get() > before);
+            assert_eq!(lines.all().len(), logged, "{:?}", lines.all());
+        }
     }
 
     #[tokio::test]

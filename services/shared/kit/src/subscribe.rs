@@ -3,11 +3,13 @@
 //! A subscriber reads a stream at its own pace. No service keeps messages for it: a stream is a position in the order of changes, so a
 //! subscriber that is slow or stalled costs its connection and delays no other reader.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use quintlet_telemetry::metrics;
@@ -21,11 +23,15 @@ use crate::error_chain;
 use crate::server::{GuestLimits, Server};
 use crate::socket::{Peer, PeerPolicy, bind_unix};
 
-/// Open streams of one service. Each holds a snapshot at most, as pointers to what the service has anyway.
+/// Open streams of one service. Each holds the keys of a snapshot at most, and up to 400 KB of encoded events that its client does not
+/// read, in hyper.
 pub const STREAMS: usize = 64;
 
-/// A connection for each stream, and a second one that takes its place.
-const LIMITS: GuestLimits = GuestLimits { connections: STREAMS * 2, calls: 8 };
+/// Open streams of one user, which cannot take the places of all others.
+pub const STREAMS_OF_USER: usize = 16;
+
+/// A connection for each stream, and a second one that takes its place. A connection has a stream and reflection.
+const LIMITS: GuestLimits = GuestLimits { connections: STREAMS * 2, calls: 2 };
 
 /// Mode of the socket and of its directory. The server checks who connects.
 const SOCKET_MODE: u32 = 0o666;
@@ -36,10 +42,14 @@ const DIRECTORY_MODE: u32 = 0o755;
 pub struct Subscribers {
     stream: &'static str,
     places: Arc<Semaphore>,
+    users: Arc<Users>,
     open: Gauge,
     resyncs: Counter,
     rejected: Counter,
 }
+
+/// Open streams by user. A request without a peer did not come over a socket.
+type Users = Mutex<HashMap<Option<u32>, usize>>;
 
 impl Subscribers {
     /// Returns a service without subscribers. `stream` is `containers`, `probes` or `pods`.
@@ -51,6 +61,7 @@ impl Subscribers {
         Self {
             stream,
             places: Arc::new(Semaphore::new(STREAMS)),
+            users: Arc::default(),
             open: open.get_or_create(&labels).clone(),
             resyncs: counter(
                 "quintlet_subscriber_resyncs",
@@ -58,32 +69,63 @@ impl Subscribers {
             ),
             rejected: counter(
                 "quintlet_subscribers_rejected",
-                "Streams of subscribers that were refused, since the service had as many as it serves",
+                "Streams of subscribers that were refused, since the service or the user had as many as it may have",
             ),
         }
+    }
+
+    /// Returns the number of open streams.
+    #[must_use]
+    pub fn open(&self) -> usize {
+        STREAMS.saturating_sub(self.places.available_permits())
     }
 
     /// Admits a stream, until the result is dropped.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED: the service has [`STREAMS`] subscribers.
+    /// RESOURCE_EXHAUSTED: the service has [`STREAMS`] streams, or the user has [`STREAMS_OF_USER`].
     pub fn admit<T>(&self, request: &Request<T>) -> Result<Subscription, Status> {
         let peer = request.extensions().get::<Peer>();
         let (uid, pid) = (peer.map(|peer| peer.uid), peer.and_then(|peer| peer.pid));
-        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+        let admitted = self.place(uid);
+        // No more than debug: a subscriber that connects again and again would fill the log.
+        if let Err(reason) = &admitted {
             self.rejected.inc();
-            tracing::debug!(stream = self.stream, uid, pid, "refused subscriber, the service has too many");
-            return Err(Status::resource_exhausted(format!("the service has {STREAMS} subscribers already")));
-        };
-        tracing::info!(stream = self.stream, uid, pid, "subscriber connected");
+            tracing::debug!(stream = self.stream, uid, pid, reason, "refused subscriber");
+        } else {
+            tracing::debug!(stream = self.stream, uid, pid, "subscriber connected");
+        }
+        admitted.map_err(Status::resource_exhausted)
+    }
+
+    /// Takes a place, or returns why there is none.
+    fn place(&self, uid: Option<u32>) -> Result<Subscription, String> {
+        let place = Arc::clone(&self.places).try_acquire_owned();
+        let place = place.map_err(|_| format!("the service has {STREAMS} subscribers already"))?;
+        {
+            let mut users = self.users.lock();
+            let of_user = users.entry(uid).or_default();
+            if *of_user >= STREAMS_OF_USER {
+                return Err(format!("this user has {STREAMS_OF_USER} subscribers already"));
+            }
+            *of_user = of_user.saturating_add(1);
+        }
         self.open.inc();
-        Ok(Subscription { open: self.open.clone(), resyncs: self.resyncs.clone(), _place: place })
+        Ok(Subscription {
+            uid,
+            users: Arc::clone(&self.users),
+            open: self.open.clone(),
+            resyncs: self.resyncs.clone(),
+            _place: place,
+        })
     }
 }
 
 /// The place of an open stream.
 #[derive(Debug)]
 pub struct Subscription {
+    uid: Option<u32>,
+    users: Arc<Users>,
     open: Gauge,
     resyncs: Counter,
     _place: OwnedSemaphorePermit,
@@ -99,6 +141,13 @@ impl Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         self.open.dec();
+        let mut users = self.users.lock();
+        let left = users.get(&self.uid).map_or(0, |streams| streams.saturating_sub(1));
+        if left == 0 {
+            users.remove(&self.uid);
+        } else {
+            users.insert(self.uid, left);
+        }
     }
 }
 
@@ -124,7 +173,7 @@ pub fn serve(
     let PeerPolicy::Uids(own) = PeerPolicy::root_and_self() else { return };
     let policy = PeerPolicy::Members { uids: own, gids: args.subscriber_gid.clone() };
     let policy = policy.and(&args.subscriber_uid);
-    let server = make(Server::for_guests(LIMITS).with_reflection());
+    let server = make(Server::for_guests(LIMITS)).with_reflection();
     let serving = server.serve(listener, policy, stop.clone());
     crate::task::spawn("subscribers", async move {
         if let Err(error) = serving.await {
@@ -135,11 +184,68 @@ pub fn serve(
 
 // Blocks: the service has no work before it listens.
 fn listen(path: &Path) -> io::Result<UnixListener> {
-    let directory = path.parent().filter(|directory| !directory.exists());
-    let listener = bind_unix(path, SOCKET_MODE)?;
     // A directory that exists has the mode that its maker chose.
-    if let Some(directory) = directory {
+    let created: Vec<&Path> = path.ancestors().skip(1).take_while(|directory| !directory.exists()).collect();
+    let listener = bind_unix(path, SOCKET_MODE)?;
+    for directory in created.iter().filter(|directory| !directory.as_os_str().is_empty()) {
         std::fs::set_permissions(directory, std::fs::Permissions::from_mode(DIRECTORY_MODE))?;
     }
     Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::stat::{Mode, umask};
+    use quintlet_telemetry::Lines;
+
+    use super::*;
+
+    fn request(uid: u32) -> Request<()> {
+        let mut request = Request::new(());
+        request.extensions_mut().insert(Peer { uid, pid: None });
+        request
+    }
+
+    #[test]
+    fn one_user_cannot_take_the_places_of_all_others() {
+        let subscribers = Subscribers::new("kit-test");
+        let mut open: Vec<_> =
+            (0..STREAMS_OF_USER).map(|_| subscribers.admit(&request(1)).unwrap()).collect();
+        let refused = subscribers.admit(&request(1)).map(drop).unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+        open.pop();
+        open.push(subscribers.admit(&request(1)).unwrap());
+        for uid in 2..=4 {
+            open.extend((0..STREAMS_OF_USER).map(|_| subscribers.admit(&request(uid)).unwrap()));
+        }
+        assert_eq!(subscribers.open(), STREAMS);
+        let full = subscribers.admit(&request(5)).map(drop).unwrap_err();
+        assert_eq!(full.message(), "the service has 64 subscribers already");
+        drop(open);
+        assert_eq!((subscribers.open(), subscribers.users.lock().len()), (0, 0));
+    }
+
+    #[test]
+    fn a_subscriber_that_connects_again_and_again_does_not_fill_the_log() {
+        let lines = Lines::default();
+        let log = quintlet_telemetry::capture("test", tracing::Level::INFO, &lines);
+        tracing::dispatcher::with_default(&log, || {
+            let subscribers = Subscribers::new("kit-test-log");
+            let open: Vec<_> = (0..=STREAMS_OF_USER).map(|_| subscribers.admit(&request(1))).collect();
+            assert!(open.last().unwrap().is_err());
+        });
+        assert_eq!(lines.all(), [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn each_directory_of_a_socket_can_be_entered_whatever_the_umask_is() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("subscribe/pleg/subscribe.sock");
+        let before = umask(Mode::from_bits_truncate(0o077));
+        let _listener = listen(&path).unwrap();
+        umask(before);
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let modes: Vec<u32> = path.ancestors().take(3).map(mode).collect();
+        assert_eq!(modes, [0o666, 0o755, 0o755], "{}", path.display());
+    }
 }

@@ -20,6 +20,8 @@ const SYSUSERS: &str = include_str!("../../../../docker/systemd/quintlet.sysuser
 const TMPFILES: &str = include_str!("../../../../docker/systemd/quintlet.tmpfiles");
 /// A UID and GID without an entry in any table.
 const STRANGER: u32 = 54_321;
+/// A GID of subscribers without an entry in any table.
+const MEMBERS: u32 = 54_322;
 
 /// A row of the table of sockets.
 #[derive(Debug)]
@@ -341,6 +343,70 @@ async fn each_socket_is_open_only_to_the_users_in_the_table() {
     drop(runtime);
 }
 
+/// Returns the outcome of a process with these IDs at each socket.
+fn outcomes(uid: u32, gid: u32, groups: &str, sockets: &[PathBuf]) -> Vec<String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_connect"));
+    command.args([uid.to_string(), gid.to_string(), groups.to_owned()]).args(sockets);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(|line| line.split_once(' ').unwrap().1.to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_socket_for_subscribers_is_open_only_to_the_configured_users_and_groups() {
+    assert!(nix::unistd::geteuid().is_root(), "this test becomes other users: run it as root");
+    let (users, groups) = users();
+    let rows = table("socket of a subscriber");
+    let kubelet = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupsPerQOS: false\n\
+                   enforceNodeAllocatable: []\nfailSwapOn: false\nfailCgroupV1: false\n---\n\
+                   apiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\nsetKernelTunables: false\n";
+    let configured = format!("{kubelet}subscribers: {{ uids: [\"{STRANGER}\"], gids: [\"{MEMBERS}\"] }}\n");
+    for (text, is_configured) in [(configured.as_str(), true), (kubelet, false)] {
+        let dir = place();
+        let runtime = FakeRuntime::start(&dir.path().join("runtime.sock"), Options::default()).unwrap();
+        let config = dir.path().join("config.yaml");
+        std::fs::write(&config, text).unwrap();
+        let mut up = Up::start(dir, &["--config", config.to_str().unwrap()]);
+        let run = up.run_dir();
+        for socket in ["pleg", "probe", "podsync"] {
+            if let Err(error) = quintlet_kit::socket::wait_ready(&path_of(&run, socket), LIMIT).await {
+                panic!("{error}\n{}", up.output_text());
+            }
+        }
+        // A service that is ready has its socket for subscribers.
+        let paths: Vec<PathBuf> = rows.iter().map(|row| run.join(row[0].replace("ID", "probe-0"))).collect();
+        let exist = paths.iter().map(|path| path.exists()).collect::<Vec<_>>();
+        assert_eq!(exist, vec![is_configured; 3], "{}", up.output_text());
+        for (row, path) in rows.iter().zip(&paths) {
+            let (owners, mode) = row[1].split_once(' ').unwrap();
+            let (owner, group) = owners.split_once(':').unwrap();
+            let owner = users.values().find(|user| user.name == owner).unwrap().uid;
+            let want = (owner, groups[group], u32::from_str_radix(mode, 8).unwrap());
+            let meta = std::fs::metadata(path.parent().unwrap()).unwrap();
+            assert_eq!((meta.uid(), meta.gid(), meta.mode() & 0o7777), want, "{}", path.display());
+        }
+        if is_configured {
+            for (who, uid, gid, others, want) in [
+                ("a listed user", STRANGER, STRANGER, "-", "all but health"),
+                ("a member of a listed group", STRANGER + 7, MEMBERS, "-", "all but health"),
+                (
+                    "a process with a listed group among its others",
+                    STRANGER + 7,
+                    STRANGER + 7,
+                    "54322",
+                    "nothing",
+                ),
+                ("a stranger", STRANGER + 7, STRANGER + 7, "-", "nothing"),
+            ] {
+                assert_eq!(outcomes(uid, gid, others, &paths), [want; 3], "{who}");
+            }
+        }
+        up.end();
+        drop(runtime);
+    }
+}
+
 /// The process that listens at a socket.
 fn quintlet_pid(path: &Path) -> i32 {
     let stream = std::os::unix::net::UnixStream::connect(path).unwrap();
@@ -396,6 +462,12 @@ fn systemd_creates_the_users_and_directories_of_the_tables() {
             (socket.mode, socket.owner.as_str(), socket.group.as_str()),
             "{path}"
         );
+    }
+    for row in table("socket of a subscriber") {
+        let socket = Path::new("/run/quintlet").join(&row[0]);
+        let path = socket.parent().unwrap().to_str().unwrap();
+        let line = lines(TMPFILES, "d").into_iter().find(|words| words[1] == path).expect(path);
+        assert_eq!(format!("{}:{} {}", line[3], line[4], line[2]), row[1], "{path}");
     }
     let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docker/systemd");
     let unit =

@@ -12,7 +12,6 @@ mod view;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -33,11 +32,11 @@ pub struct PodViews {
     version: watch::Sender<u64>,
     /// Restored pods that have no view yet.
     expected: watch::Sender<HashSet<PodUid>>,
-    /// Every source has delivered its pods.
-    are_sources_ready: AtomicBool,
+    /// Pods of the first delivery of all sources that have no view yet. None until every source has delivered its pods.
+    delivered: watch::Sender<Option<HashSet<PodUid>>>,
 }
 
-/// Longest wait for the views of restored pods. The first pass of a worker takes milliseconds.
+/// Longest wait for the views of restored or delivered pods. The first pass of a worker takes milliseconds.
 const RESTORE: Duration = Duration::from_secs(2);
 
 impl Default for PodViews {
@@ -47,7 +46,7 @@ impl Default for PodViews {
             problems: RwLock::default(),
             version: watch::Sender::new(0),
             expected: watch::Sender::new(HashSet::new()),
-            are_sources_ready: AtomicBool::new(false),
+            delivered: watch::Sender::new(None),
         }
     }
 }
@@ -66,19 +65,38 @@ impl PodViews {
         let _ = tokio::time::timeout(RESTORE, expected.wait_for(HashSet::is_empty)).await;
     }
 
-    /// Records that every source has delivered its pods.
-    pub fn set_sources_ready(&self) {
-        self.are_sources_ready.store(true, Ordering::Release);
+    /// Records that every source has delivered its pods. Further calls have no effect.
+    pub fn set_sources_ready(&self, pods: impl IntoIterator<Item = PodUid>) {
+        self.delivered.send_if_modified(|delivered| {
+            if delivered.is_some() {
+                return false;
+            }
+            let shown = self.pods.read();
+            *delivered = Some(pods.into_iter().filter(|uid| !shown.contains_key(uid)).collect());
+            true
+        });
+    }
+
+    /// Waits until every source has delivered its pods and each of them, and each restored pod, has a view. It waits 2 s at most for the
+    /// views: a stuck worker does not hide the other pods.
+    pub async fn complete(&self) {
+        let mut delivered = self.delivered.subscribe();
+        // The sender exists as long as `self`.
+        let _ = delivered.wait_for(Option::is_some).await;
+        let have_views = delivered.wait_for(|pods| pods.as_ref().is_some_and(HashSet::is_empty));
+        let _ = tokio::time::timeout(RESTORE, have_views).await;
+        self.restored().await;
     }
 
     /// Returns whether every source has delivered its pods.
     #[must_use]
     pub fn are_sources_ready(&self) -> bool {
-        self.are_sources_ready.load(Ordering::Acquire)
+        self.delivered.borrow().is_some()
     }
 
     fn has_come(&self, uid: &PodUid) {
         self.expected.send_if_modified(|expected| expected.remove(uid));
+        self.delivered.send_if_modified(|pods| pods.as_mut().is_some_and(|pods| pods.remove(uid)));
     }
 
     /// Publishes a view and gives it the next version.
@@ -235,6 +253,25 @@ mod tests {
             });
             assert!(views.get(&uid).is_none(), "round {round}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_pods_are_complete_once_the_sources_have_delivered_and_their_pods_have_views() {
+        let views = Arc::new(PodViews::default());
+        let began = Instant::now();
+        let waiting = Arc::clone(&views);
+        let waiting = quintlet_kit::task::spawn("complete", async move { waiting.complete().await });
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(!waiting.is_finished() && !views.are_sources_ready(), "a source is missing");
+        let uid = |name: &str| PodUid::parse(name).expect("a UID");
+        views.set_sources_ready([uid("u1"), uid("u2")]);
+        views.set_sources_ready([uid("u3")]);
+        views.remove(&uid("u1"));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(!waiting.is_finished() && views.are_sources_ready(), "a pod has no view");
+        views.remove(&uid("u2"));
+        waiting.await.expect("it ends");
+        assert_eq!(began.elapsed(), Duration::from_secs(61));
     }
 
     #[tokio::test(start_paused = true)]

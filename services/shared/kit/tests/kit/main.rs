@@ -4,3 +4,4 @@
 mod lists;
 mod server;
 mod streams;
+mod subscribe;

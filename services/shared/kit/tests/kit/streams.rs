@@ -429,7 +429,8 @@ async fn an_item_over_the_limit_delays_no_other_item_of_any_stream() {
 }
 
 /// Unary answers that contain a list, each with its bound.
-const BOUNDED_LISTS: [(&str, &str); 3] = [
+const BOUNDED_LISTS: [(&str, &str); 4] = [
+    ("Debug.Build", "the refused peers: one entry per service, and per instance of probe-service"),
     ("Pleg.Observe", "the sandboxes and containers of one pod"),
     ("Pressure.Get", "the signals of evictions and their thresholds"),
     ("PodSync.Explain", "one pod: its containers, volumes and newest events"),
