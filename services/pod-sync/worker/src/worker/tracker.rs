@@ -14,10 +14,12 @@ use pod_sync_decisions::probes::{ProbeResults, record_starts};
 use pod_sync_decisions::resize::message::resize_message;
 use pod_sync_decisions::resize::plan;
 use pod_sync_decisions::status::{self, NodeFacts};
+use pod_sync_decisions::volume_health::add_volume_health;
 use pod_sync_decisions::waiting::Waiting;
 use pod_sync_devices::Devices;
 use pod_sync_layout::RuntimeState;
 use pod_sync_records::{PodRecord, Termination};
+use pod_sync_volume_manager::VolumeTasks;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodRef;
@@ -44,6 +46,8 @@ pub(super) struct Tracker {
     runtime: watch::Receiver<RuntimeState>,
     // `None` if statuses do not have the health of devices.
     devices: Option<(Devices, Claims)>,
+    // `None` if statuses do not have the health of volumes.
+    volumes: Option<VolumeTasks>,
     pub(super) pod_ref: PodRef,
     pub(super) desired: watch::Receiver<Desired>,
     /// The desired pod of the current or last pass.
@@ -97,6 +101,7 @@ impl Tracker {
                 .settings
                 .device_health
                 .then(|| (ctx.environment.devices.clone(), ctx.environment.claims.clone())),
+            volumes: ctx.node.settings.volume_health.then(|| ctx.environment.volume_tasks.clone()),
             pod_ref,
             desired,
             pod,
@@ -254,6 +259,10 @@ impl Tracker {
             let devices = devices.health(&self.pod_ref.uid);
             let claims = claims.pod_health(&self.pod_ref.uid, &self.pod);
             add_device_health(&mut status, self.record.status.as_deref(), &devices, &claims);
+        }
+        if let Some(volumes) = &self.volumes {
+            let old = self.record.status.as_deref().or(self.pod.status.as_ref());
+            add_volume_health(&mut status, old, &volumes.health(&self.pod_ref.uid), self.clock.wall());
         }
         match self.adopted_mirror().as_deref().and_then(|mirror| mirror.status.as_ref()) {
             Some(shown) => status::with_times_of(status, shown),
