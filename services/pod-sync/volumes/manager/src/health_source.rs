@@ -118,6 +118,8 @@ where
 
     fn wake(&self, uid: &PodUid) {
         (self.wake)(uid);
+        // The pod may wait for its volumes.
+        self.tasks.0.changed.send_modify(|changes| *changes = changes.wrapping_add(1));
     }
 }
 

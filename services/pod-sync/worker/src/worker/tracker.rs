@@ -353,6 +353,16 @@ impl Tracker {
         }
     }
 
+    /// Reports the health of volumes that cannot be mounted, while the pod waits for them.
+    pub(super) fn report_volume_health(&mut self) {
+        let (Some(volumes), Some(old)) = (&self.volumes, self.record.status.as_deref()) else { return };
+        let mut status = old.clone();
+        add_volume_health(&mut status, Some(old), &volumes.health(&self.pod_ref.uid), self.clock.wall());
+        if status.volume_health != old.volume_health {
+            self.report(status, false, |_| {});
+        }
+    }
+
     /// Reports and publishes what has changed in the middle of a step.
     pub(super) async fn report_progress(&mut self) {
         let Some(runtime) = self.observer.newest() else { return };
