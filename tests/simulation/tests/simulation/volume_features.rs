@@ -559,7 +559,7 @@ async fn a_volume_that_cannot_be_mounted_shows_its_health() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_health_of_volumes_is_not_asked_for_without_the_gate_or_the_capability() {
+async fn no_driver_is_called_for_the_health_of_volumes_without_the_gate_or_the_capability() {
     let without = ["--capabilities", "STAGE_UNSTAGE_VOLUME,GET_VOLUME_STATS"];
     let gate_off = ["--capabilities", "STAGE_UNSTAGE_VOLUME,GET_VOLUME_STATS,GET_VOLUME_HEALTH"];
     for (gate, capabilities) in [("true", without), ("false", gate_off)] {

@@ -14,7 +14,7 @@ const LONGEST_REASON: usize = 256;
 /// Longest message that the API server takes, in bytes.
 const LONGEST_MESSAGE: usize = 1024;
 
-/// What is wrong with a volume.
+/// The kind of a problem of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VolumeProblem {
     /// The volume cannot be accessed from this node.

@@ -62,7 +62,7 @@ pub struct Capabilities {
     pub volume_stats: bool,
     /// Expansion on the node.
     pub expand: bool,
-    /// Health of volumes.
+    /// The driver has NodeGetVolumeHealth.
     pub volume_health: bool,
     /// Access modes for one writer and for several writers on one node differ.
     pub single_node_multi_writer: bool,

@@ -52,7 +52,7 @@ pub(crate) trait HealthSource: Send + Sync + 'static {
 }
 
 #[derive(Debug, Default)]
-struct Asked {
+struct VolumeCall {
     /// When the driver was asked last.
     at: Option<Instant>,
     answer: Option<Vec<VolumeHealthCondition>>,
@@ -60,15 +60,15 @@ struct Asked {
 
 /// The last answers of the drivers, by pod and volume.
 #[derive(Debug, Default)]
-pub(crate) struct HealthAnswers(Mutex<BTreeMap<(PodUid, String), Asked>>);
+pub(crate) struct HealthAnswers(Mutex<BTreeMap<(PodUid, String), VolumeCall>>);
 
 impl HealthAnswers {
     pub(crate) fn of(&self, uid: &PodUid, volumes: (Vec<HealthVolume>, bool)) -> PodVolumeAnswers {
         let (volumes, are_all) = volumes;
-        let asked = self.0.lock();
+        let calls = self.0.lock();
         let answer = |volume: HealthVolume| {
             let key = (uid.clone(), volume.name);
-            let answer = asked.get(&key).and_then(|asked| asked.answer.clone());
+            let answer = calls.get(&key).and_then(|call| call.answer.clone());
             (key.1, answer)
         };
         PodVolumeAnswers { volumes: volumes.into_iter().map(answer).collect(), are_all }
@@ -76,22 +76,22 @@ impl HealthAnswers {
 
     /// Returns whether the last call for a volume is older than `period`, and records a call if so.
     fn begin(&self, key: (PodUid, String), period: Duration) -> bool {
-        let mut asked = self.0.lock();
-        let asked = asked.entry(key).or_default();
-        let is_due = asked.at.is_none_or(|at| at.elapsed() >= period);
+        let mut calls = self.0.lock();
+        let call = calls.entry(key).or_default();
+        let is_due = call.at.is_none_or(|at| at.elapsed() >= period);
         if is_due {
-            asked.at = Some(Instant::now());
+            call.at = Some(Instant::now());
         }
         is_due
     }
 
     /// Stores an answer. Returns whether it differs from the last one.
     fn put(&self, key: &(PodUid, String), answer: Vec<VolumeHealthCondition>) -> bool {
-        let mut asked = self.0.lock();
+        let mut calls = self.0.lock();
         // A volume that was unmounted meanwhile has no entry.
-        let Some(asked) = asked.get_mut(key) else { return false };
-        let is_new = asked.answer.as_ref().is_none_or(|last| !are_same(last, &answer));
-        asked.answer = Some(answer);
+        let Some(call) = calls.get_mut(key) else { return false };
+        let is_new = call.answer.as_ref().is_none_or(|last| !are_same(last, &answer));
+        call.answer = Some(answer);
         is_new
     }
 
@@ -125,7 +125,8 @@ pub(crate) async fn run(
         }
         for (driver, volumes) in of_driver {
             busy.insert(driver.clone());
-            let (source, answers, name) = (Arc::clone(&source), Arc::clone(&answers), driver.clone());
+            let (source, answers) = (Arc::clone(&source), Arc::clone(&answers));
+            let name = driver.clone();
             let call = task::spawn("volume-health", async move {
                 // A driver without the capability is asked again, since it may be updated.
                 if !source.reports_health(&name).await {
