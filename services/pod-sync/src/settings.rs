@@ -75,6 +75,7 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
         settings.memory_qos.is_some_and(|memory_qos| memory_qos.protects_requests);
     settings.stop_signals = given.has_stop_signals();
     settings.device_health = given.reports_device_health();
+    settings.volume_health = given.reports_volume_health();
     settings.qos_reserved_percent = given.qos_reserved_percent();
     settings.max_pods =
         pod_sync_node_object::max_pods(pod_sync_node_object::cpus(), given.max_pods, given.pods_per_core);

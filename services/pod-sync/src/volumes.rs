@@ -4,12 +4,10 @@ use std::collections::HashMap;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
-use pod_sync_clients::{EventType, Events};
 use pod_sync_csi::PLUGIN;
 use pod_sync_csi::client::{Usage, VolumeStats};
 use pod_sync_volume_manager::{MountedFileSystem, VolumeState, VolumeTasks, VolumeView};
-use pod_sync_volume_usage::{Drivers, Health, ProvidedUsage, ProvidedVolume};
+use pod_sync_volume_usage::{Drivers, ProvidedVolume};
 use quintlet_kit::messages::{self, Bounded};
 use quintlet_kit::{error_chain, task};
 use quintlet_model::ids::PodUid;
@@ -80,9 +78,6 @@ fn wire_volume(pod: String, volume: VolumeView, now: Timestamp) -> wire::VolumeV
 /// The mounted volumes that tasks mount: those of CSI drivers, and those without a driver.
 pub(crate) struct MountedVolumes {
     pub(crate) tasks: VolumeTasks,
-    /// The feature gate `CSIVolumeHealth`.
-    pub(crate) has_health: bool,
-    pub(crate) events: Events,
 }
 
 #[async_trait]
@@ -96,14 +91,13 @@ impl Drivers for MountedVolumes {
         provided.collect()
     }
 
-    async fn usage(&self, volume: &ProvidedVolume) -> Option<ProvidedUsage> {
+    async fn usage(&self, volume: &ProvidedVolume) -> Option<wire::DiskUsage> {
         if !volume.has_driver {
             let path = volume.path.clone();
-            let usage = task::blocking(move || pod_sync_volume_usage::file_system_usage(&path)).await.ok()?;
-            return Some(ProvidedUsage { usage, health: None });
+            return task::blocking(move || pod_sync_volume_usage::file_system_usage(&path)).await.ok();
         }
         match self.tasks.mounter().stats_at(&volume.path).await {
-            Ok(stats) => provided(stats?, self.has_health),
+            Ok(stats) => provided(stats?),
             Err(error) => {
                 let (driver, error) = (&volume.driver, error_chain(&error));
                 tracing::debug!(driver, volume = volume.name, error, "failed to get volume statistics");
@@ -111,20 +105,11 @@ impl Drivers for MountedVolumes {
             }
         }
     }
-
-    fn report_abnormal(&self, pod: &Pod, message: &str) {
-        self.events.pod(pod, EventType::Warning, "VolumeConditionAbnormal", message, "");
-    }
 }
 
-/// Returns the usage and health of a volume; `None` if its driver reports neither (`NodeGetVolumeStats` in `csi_client.go`).
-fn provided(stats: VolumeStats, has_health: bool) -> Option<ProvidedUsage> {
-    let health = stats.abnormal.clone().filter(|_| has_health);
-    if health.is_none() && stats.bytes.is_none() && stats.inodes.is_none() {
-        return None;
-    }
-    let health = health.map(|(is_abnormal, message)| Health { is_abnormal, message });
-    Some(ProvidedUsage { usage: disk_usage(stats), health })
+/// Returns the usage of a volume; `None` if its driver reports none (`NodeGetVolumeStats` in `csi_client.go`).
+fn provided(stats: VolumeStats) -> Option<wire::DiskUsage> {
+    (stats.bytes.is_some() || stats.inodes.is_some()).then(|| disk_usage(stats))
 }
 
 /// Returns the driver in the unique name of a volume. The name of an inline volume has none, and is returned as it is.
@@ -190,23 +175,12 @@ mod tests {
     }
 
     #[test]
-    fn the_health_of_a_volume_counts_with_the_feature_gate_alone() {
-        let bytes = Some(Usage { available: 3, total: 10, used: 7 });
-        let sick = || Some((true, "slow".to_owned()));
-        let health = || Some(Health { is_abnormal: true, message: "slow".to_owned() });
-        // Usage, condition, gate; whether there is usage, and the health.
-        let table = [
-            (bytes, sick(), true, Some(health())),
-            (bytes, sick(), false, Some(None)),
-            (bytes, None, true, Some(None)),
-            (None, sick(), true, Some(health())),
-            (None, sick(), false, None),
-            (None, None, true, None),
-        ];
-        for (bytes, abnormal, has_health, expected) in table {
-            let stats = VolumeStats { bytes, inodes: None, abnormal };
-            let got = provided(stats.clone(), has_health).map(|provided| provided.health);
-            assert_eq!(got, expected, "{stats:?} {has_health}");
+    fn a_driver_that_reports_neither_bytes_nor_inodes_reports_no_usage() {
+        let usage = || Some(Usage { available: 3, total: 10, used: 7 });
+        let table =
+            [(usage(), None, true), (None, usage(), true), (usage(), usage(), true), (None, None, false)];
+        for (bytes, inodes, expected) in table {
+            assert_eq!(provided(VolumeStats { bytes, inodes }).is_some(), expected, "{bytes:?} {inodes:?}");
         }
     }
 }

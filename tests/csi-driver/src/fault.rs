@@ -68,20 +68,20 @@ pub fn set_max_volumes(state: &Path, limit: i64) -> std::io::Result<()> {
     quintlet_kit::atomic_file::write(&state.join(MAX_VOLUMES), limit.to_string().as_bytes(), 0o644)
 }
 
-/// Name of the file with the message of the abnormal condition.
-const CONDITION: &str = "abnormal";
+/// Name of the file with the health of the volumes.
+const HEALTH: &str = "health.json";
 
-/// Makes the driver with this state directory report its volumes as abnormal, or as healthy again. The driver needs the capability
-/// `VOLUME_CONDITION`.
+/// A condition of an unhealthy volume: number of the status, reason and message.
+pub type Condition = (i32, String, String);
+
+/// Makes the driver with this state directory report conditions of its volumes, or none. The driver needs the capability
+/// `GET_VOLUME_HEALTH`.
 ///
 /// # Errors
 /// Fails if the file cannot be written.
-pub fn set_abnormal(state: &Path, message: Option<&str>) -> std::io::Result<()> {
-    let path = state.join(CONDITION);
-    match message {
-        Some(message) => quintlet_kit::atomic_file::write(&path, message.as_bytes(), 0o644),
-        None => std::fs::remove_file(&path),
-    }
+pub fn set_health(state: &Path, conditions: &[(i32, &str, &str)]) -> std::io::Result<()> {
+    let bytes = serde_json::to_vec(conditions)?;
+    quintlet_kit::atomic_file::write(&state.join(HEALTH), &bytes, 0o644)
 }
 
 /// Returns the fields of the requests so far, one JSON object per call.
@@ -146,9 +146,10 @@ impl Faults {
         std::fs::read_to_string(self.state.join(MAX_VOLUMES)).ok()?.parse().ok()
     }
 
-    /// Returns the message of the abnormal condition that a test has set.
-    pub(crate) fn abnormal(&self) -> Option<String> {
-        std::fs::read_to_string(self.state.join(CONDITION)).ok()
+    /// Returns the conditions of volumes that a test has set.
+    pub(crate) fn health(&self) -> Vec<Condition> {
+        let bytes = std::fs::read(self.state.join(HEALTH)).unwrap_or_default();
+        serde_json::from_slice(&bytes).unwrap_or_default()
     }
 
     fn fault_of(&self, method: &str) -> Option<Fault> {

@@ -9,13 +9,15 @@ use std::sync::Arc;
 use quintlet_plugin_api::csi::node_service_capability::rpc::Type;
 use quintlet_plugin_api::csi::node_service_capability::{self, Rpc};
 use quintlet_plugin_api::csi::volume_capability::AccessType;
+use quintlet_plugin_api::csi::volume_health::VolumeHealthEntry;
 use quintlet_plugin_api::csi::volume_usage::Unit;
 use quintlet_plugin_api::csi::{
     NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
-    NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse, NodeGetVolumeStatsRequest,
-    NodeGetVolumeStatsResponse, NodePublishVolumeRequest, NodePublishVolumeResponse, NodeServiceCapability,
-    NodeStageVolumeRequest, NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse,
-    NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, VolumeCapability, VolumeCondition, VolumeUsage,
+    NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse, NodeGetVolumeHealthRequest,
+    NodeGetVolumeHealthResponse, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
+    NodePublishVolumeRequest, NodePublishVolumeResponse, NodeServiceCapability, NodeStageVolumeRequest,
+    NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse,
+    NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, VolumeCapability, VolumeHealth, VolumeUsage,
     node_server,
 };
 use tonic::{Request, Response, Status};
@@ -177,15 +179,30 @@ impl node_server::Node for NodeService {
                     used: count(stat.f_files.saturating_sub(stat.f_ffree)),
                 },
             ];
-            let has_condition = self.capabilities.contains(&Type::VolumeCondition);
-            let message = self.faults.abnormal();
-            let volume_condition = has_condition.then(|| VolumeCondition {
-                abnormal: message.is_some(),
-                message: message.unwrap_or_default(),
-            });
-            Ok(NodeGetVolumeStatsResponse { usage, volume_condition })
+            Ok(NodeGetVolumeStatsResponse { usage })
         };
         self.faults.call("NodeGetVolumeStats", &request.volume_id, work).await.map(Response::new)
+    }
+
+    async fn node_get_volume_health(
+        &self,
+        request: Request<NodeGetVolumeHealthRequest>,
+    ) -> Result<Response<NodeGetVolumeHealthResponse>, Status> {
+        let request = request.into_inner();
+        if !self.capabilities.contains(&Type::GetVolumeHealth) {
+            return Err(Status::unimplemented("the driver does not have the capability GET_VOLUME_HEALTH"));
+        }
+        let fields = serde_json::json!({
+            "published": request.volume_publish_path, "staged": request.staging_target_path,
+        });
+        self.record("NodeGetVolumeHealth", None, fields);
+        let entry = |(status, reason, message)| VolumeHealthEntry { status, reason, message };
+        let work = || {
+            let health_statuses = self.faults.health().into_iter().map(entry).collect();
+            let volume_health = VolumeHealth { volume_id: request.volume_id.clone(), health_statuses };
+            Ok(NodeGetVolumeHealthResponse { volume_health: Some(volume_health) })
+        };
+        self.faults.call("NodeGetVolumeHealth", &request.volume_id, work).await.map(Response::new)
     }
 
     async fn node_expand_volume(

@@ -5,11 +5,6 @@ use std::fmt::Write as _;
 
 use quintlet_proto::podsync::v1::{DiskUsage, PodStorage, VolumeStorage};
 
-const HEALTH: (&str, &str) = (
-    "kubelet_volume_stats_health_status_abnormal",
-    "Abnormal volume health status. The count is either 1 or 0. 1 indicates the volume is unhealthy, 0 indicates volume is healthy",
-);
-
 type Value = fn(&DiskUsage) -> u64;
 
 const FAMILIES: [(&str, &str, Value); 6] = [
@@ -37,9 +32,6 @@ pub fn text(pods: &[PodStorage]) -> String {
         let values = claims.iter().filter_map(|(claim, volume)| Some((*claim, value(&volume.usage?))));
         family(&mut out, (name, help), values);
     }
-    let health =
-        claims.iter().filter_map(|(claim, volume)| Some((*claim, volume.health?.is_abnormal.into())));
-    family(&mut out, HEALTH, health);
     out
 }
 
@@ -60,7 +52,7 @@ fn family<'a>(
 
 #[cfg(test)]
 mod tests {
-    use quintlet_proto::podsync::v1::{ClaimReference, VolumeHealth};
+    use quintlet_proto::podsync::v1::ClaimReference;
 
     use super::*;
 
@@ -79,25 +71,5 @@ mod tests {
         assert!(text.contains(&format!("kubelet_volume_stats_used_bytes{label} 7\n")), "{text}");
         assert!(text.contains(&format!("kubelet_volume_stats_capacity_bytes{label} 100\n")), "{text}");
         assert_eq!(super::text(&[pod(vec![volume(None, 9)])]), "");
-    }
-
-    #[test]
-    fn the_health_of_a_claims_volume_is_there_if_its_driver_reports_it() {
-        let volume = |name: &str, health: Option<bool>| VolumeStorage {
-            usage: Some(DiskUsage::default()),
-            claim: Some(ClaimReference { namespace: "shop".into(), name: name.into() }),
-            health: health.map(|is_abnormal| VolumeHealth { is_abnormal }),
-            ..VolumeStorage::default()
-        };
-        let volumes = vec![volume("a", Some(true)), volume("b", Some(false)), volume("c", None)];
-        let text = text(&[PodStorage { volumes, ..PodStorage::default() }]);
-        let lines: Vec<&str> = text.lines().filter(|line| line.starts_with(HEALTH.0)).collect();
-        let line = |claim: &str, value: u64| {
-            format!("{}{{namespace=\"shop\",persistentvolumeclaim=\"{claim}\"}} {value}", HEALTH.0)
-        };
-        assert_eq!(lines, [line("a", 1), line("b", 0)]);
-        assert_eq!(text.matches(&format!("# TYPE {} gauge", HEALTH.0)).count(), 1);
-        let unreported = [PodStorage { volumes: vec![volume("c", None)], ..PodStorage::default() }];
-        assert!(!super::text(&unreported).contains(HEALTH.0));
     }
 }

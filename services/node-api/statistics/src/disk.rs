@@ -101,9 +101,6 @@ pub(super) fn volume(volume: &wire::VolumeStorage) -> Value {
     if let Some(claim) = &volume.claim {
         out["pvcRef"] = json!({"name": claim.name, "namespace": claim.namespace});
     }
-    if let Some(health) = &volume.health {
-        out["volumeHealthStats"] = json!({"abnormal": health.is_abnormal});
-    }
     out
 }
 
@@ -214,17 +211,11 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_of_a_claim_names_it_and_has_its_health() {
+    fn a_volume_of_a_claim_names_it() {
         let claim = wire::ClaimReference { namespace: "shop".into(), name: "data-db-0".into() };
         let storage =
             wire::VolumeStorage { name: "data".into(), claim: Some(claim), ..wire::VolumeStorage::default() };
         assert_eq!(volume(&storage)["pvcRef"], json!({"name": "data-db-0", "namespace": "shop"}));
         assert_eq!(volume(&wire::VolumeStorage::default()).get("pvcRef"), None);
-        assert_eq!(volume(&storage).get("volumeHealthStats"), None);
-        for is_abnormal in [false, true] {
-            let storage =
-                wire::VolumeStorage { health: Some(wire::VolumeHealth { is_abnormal }), ..storage.clone() };
-            assert_eq!(volume(&storage)["volumeHealthStats"], json!({"abnormal": is_abnormal}));
-        }
     }
 }

@@ -464,7 +464,6 @@ impl Storage for TwoVolumes {
             measured_unix_ns: 1_000_000_000,
             usage: usage(4096),
             claim: None,
-            health: None,
         };
         let claim = wire::ClaimReference { namespace: "default".into(), name: "c1".into() };
         let claimed = wire::VolumeStorage {

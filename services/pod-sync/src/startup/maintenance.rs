@@ -12,7 +12,7 @@ use pod_sync_eviction_loop::kernel_log::{self, SYSTEM_OOM, Victim};
 use pod_sync_logs::LogDirs;
 use pod_sync_placement::ReconcileContext;
 use pod_sync_records::PodRecord;
-use pod_sync_volume_usage::StorageSettings;
+use pod_sync_volume_usage::{Pods as _, StorageSettings};
 use quintlet_model::ids::PodUid;
 use tokio::sync::watch;
 
@@ -113,11 +113,17 @@ impl Agent {
             metrics: ctx.reporting.metrics.clone(),
             quotas: ctx.environment.volumes.quotas(),
         };
-        let mounted = Arc::new(MountedVolumes {
-            tasks: ctx.environment.volume_tasks.clone(),
-            has_health: self.args.resources.reports_volume_health(),
-            events: ctx.reporting.events.clone(),
-        });
+        let mounted = Arc::new(MountedVolumes { tasks: ctx.environment.volume_tasks.clone() });
+        if ctx.node.settings.volume_health {
+            let (pods, control) = (Arc::clone(&pods), Arc::clone(&ctx.control));
+            let health = ctx.environment.volume_tasks.clone().watch_health(
+                move || pods.running().into_iter().map(|(uid, _)| uid).collect(),
+                move |uid| control.wakeups.wake(uid),
+                storage.period,
+                stop.clone(),
+            );
+            self.tasks.spawn("volume-health", health);
+        }
         let usage = pod_sync_volume_usage::run_provided(
             Arc::clone(&pods),
             mounted,

@@ -9,7 +9,7 @@ use super::{FOREIGN_FIELDS, OWNED, condition, list, text};
 const OPTIONAL_IN_CONDITION: [&str; 3] = ["reason", "message", "observedGeneration"];
 
 /// Optional fields of a status that this service owns and may clear.
-const OPTIONAL_IN_STATUS: [&str; 15] = [
+const OPTIONAL_IN_STATUS: [&str; 16] = [
     "reason",
     "message",
     "podIP",
@@ -25,7 +25,11 @@ const OPTIONAL_IN_STATUS: [&str; 15] = [
     "ephemeralContainerStatuses",
     "resources",
     "allocatedResources",
+    "volumeHealth",
 ];
+
+/// Lists of a status that are written as a whole, since their order or the absence of an entry matters.
+const WHOLE_LISTS: [&str; 3] = ["podIPs", "hostIPs", "volumeHealth"];
 
 /// Trust in the base of a patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +53,7 @@ pub fn pod_status(uid: &str, base: &Value, merged: &Value, trust: Base) -> Optio
         let (old, new) = (present(base, &field), present(merged, &field));
         let change = match field.as_str() {
             "conditions" => conditions(base, merged).map(Value::Array),
-            "podIPs" | "hostIPs" => whole_list(old, new),
+            list if WHOLE_LISTS.contains(&list) => whole_list(old, new),
             _ => difference(&field, old, new),
         };
         if let Some(change) = change {
@@ -99,7 +103,9 @@ fn complete(changes: Option<Value>, merged: &Value) -> Map<String, Value> {
     for (field, value) in merged.as_object().into_iter().flatten() {
         let value = match (field.as_str(), value) {
             (field, _) if FOREIGN_FIELDS.contains(&field) => continue,
-            ("podIPs" | "hostIPs", value) => whole_list(None, Some(value)).unwrap_or(Value::Null),
+            (list, value) if WHOLE_LISTS.contains(&list) => {
+                whole_list(None, Some(value)).unwrap_or(Value::Null)
+            }
             // A directive alone must not create an object.
             ("resources", Value::Object(map)) if map.is_empty() => {
                 json!({"claims": null, "limits": null, "requests": null})
@@ -183,7 +189,7 @@ pub(crate) fn difference(field: &str, old: Option<&Value>, new: Option<&Value>) 
     })
 }
 
-/// Returns the change of a list that is replaced as a whole, since its order matters.
+/// Returns the change of a list that is replaced as a whole.
 fn whole_list(old: Option<&Value>, new: Option<&Value>) -> Option<Value> {
     let empty = Value::Null;
     if same("list", old.unwrap_or(&empty), new.unwrap_or(&empty)) {
@@ -275,6 +281,18 @@ mod tests {
                 json!({"podIPs": [{"ip": "a"}]}),
                 json!({}),
                 json!({"podIPs": [{"$patch": "replace"}]}),
+            ),
+            (
+                "health of volumes as a whole, since two conditions of a volume may have the same status",
+                json!({"volumeHealth": [{"name": "a", "healthConditions": [{"status": "S", "reason": "1"}]}, {"name": "b"}]}),
+                json!({"volumeHealth": [{"name": "a", "healthConditions": [{"status": "S", "reason": "2"}]}]}),
+                json!({"volumeHealth": [{"name": "a", "healthConditions": [{"status": "S", "reason": "2"}]}, {"$patch": "replace"}]}),
+            ),
+            (
+                "health of volumes that went",
+                json!({"volumeHealth": [{"name": "a"}]}),
+                json!({}),
+                json!({"volumeHealth": [{"$patch": "replace"}]}),
             ),
             (
                 "containers as a whole",

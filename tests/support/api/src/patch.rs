@@ -67,7 +67,9 @@ fn list_key(resource: &str, field: &str) -> Option<ListKey> {
         | "resourceClaims"
         | "resourceClaimStatuses"
         | "schedulingGates"
-        | "allocatedResourcesStatus" => "name",
+        | "allocatedResourcesStatus"
+        | "volumeHealth" => "name",
+        "healthConditions" => "status",
         "secrets" if resource == "serviceaccounts" => "name",
         "volumeMounts" => "mountPath",
         "volumeDevices" => "devicePath",

@@ -4,7 +4,7 @@ use std::path::Path;
 
 /// The reasons with which a kubelet 1.36 records events on Linux (pkg/kubelet/events, and literals in pkg/kubelet and pkg/volume), and the
 /// file below `services` that has the reason of Quintlet's event. An empty place: Quintlet has no such event.
-const REASONS: [(&str, &str); 99] = [
+const REASONS: [(&str, &str); 98] = [
     // Containers.
     ("Created", "pod-sync/worker/src/worker/create.rs"),
     ("Started", "pod-sync/worker/src/worker/start.rs"),
@@ -85,7 +85,6 @@ const REASONS: [(&str, &str); 99] = [
     ("FileSystemResizeSuccessful", "pod-sync/volumes/manager/src/expansion.rs"),
     ("VolumePermissionChangeInProgress", "pod-sync/volumes/direct/src/ownership.rs"),
     ("FailedMountOnFilesystemMismatch", "pod-sync/volumes/manager/src/mount_in_tree.rs"),
-    ("VolumeConditionAbnormal", "pod-sync/src/volumes.rs"),
     // The node.
     ("Starting", "pod-sync/src/startup/clients.rs"),
     ("KubeletSetupFailed", "pod-sync/base/clients/src/events.rs"),

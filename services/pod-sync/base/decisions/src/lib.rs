@@ -48,6 +48,7 @@ pub mod status;
 pub mod sync;
 pub mod unknown_calls;
 pub mod unsupported;
+pub mod volume_health;
 pub mod waiting;
 pub mod worker;
 

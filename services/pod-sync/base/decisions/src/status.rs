@@ -468,7 +468,8 @@ fn normalize(pod: &Pod, status: &mut PodStatus) {
 #[must_use]
 pub fn terminate(pod: &Pod, old: Option<&PodStatus>, now: jiff::Timestamp) -> PodStatus {
     let old = base(pod, old);
-    let mut status = old.clone();
+    // The volumes are unmounted.
+    let mut status = PodStatus { volume_health: None, ..old.clone() };
     let ended = |s: &ContainerStatus| s.state.as_ref().is_some_and(|s| s.terminated.is_some());
     let force = |s: &mut ContainerStatus| {
         s.state = Some(forced(STATUS_UNKNOWN, LOST_WHEN_TERMINATED, UNKNOWN_EXIT_CODE));

@@ -321,6 +321,14 @@ fn times_lose_their_fractions_and_messages_share_the_room() {
 }
 
 #[test]
+fn the_last_status_has_no_health_of_volumes() {
+    let health =
+        k8s_openapi::api::core::v1::PodVolumeHealth { name: "data".to_owned(), ..Default::default() };
+    let old = PodStatus { volume_health: Some(vec![health]), ..PodStatus::default() };
+    assert_eq!(terminate(&Pod::default(), Some(&old), at(1)).volume_health, None);
+}
+
+#[test]
 fn the_last_status_has_only_terminated_containers() {
     let spec = json!({"containers": [{"name": "c", "image": "i"}], "initContainers": [{"name": "n", "image": "i"}, {"name": "m", "image": "i"}]});
     let pod = pod_json(spec);

@@ -76,6 +76,8 @@ pub struct NodeSettings {
     pub stop_signals: bool,
     /// The feature gate ResourceHealthStatus is on: statuses have the health of devices.
     pub device_health: bool,
+    /// The feature gate CSIVolumeHealth is on: statuses have the health of volumes.
+    pub volume_health: bool,
     /// Feature gates of fields of a pod.
     pub field_gates: FieldGates,
     /// `allowedUnsafeSysctls`.
@@ -141,6 +143,7 @@ impl Default for NodeSettings {
             selinux: false,
             stop_signals: false,
             device_health: false,
+            volume_health: false,
             field_gates: FieldGates::default(),
             allowed_sysctls: Vec::new(),
             default_sysctls: BTreeMap::new(),

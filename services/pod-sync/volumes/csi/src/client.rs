@@ -12,11 +12,13 @@ use quintlet_plugin_api::csi::identity_client::IdentityClient;
 use quintlet_plugin_api::csi::node_client::NodeClient;
 use quintlet_plugin_api::csi::node_service_capability::{Type as CapabilityType, rpc::Type};
 use quintlet_plugin_api::csi::volume_capability::{self, AccessType, BlockVolume, MountVolume};
+use quintlet_plugin_api::csi::volume_health::VolumeHealthEntry;
 use quintlet_plugin_api::csi::volume_usage::Unit;
 use quintlet_plugin_api::csi::{
     CapacityRange, GetPluginInfoRequest, NodeExpandVolumeRequest, NodeGetCapabilitiesRequest,
-    NodeGetInfoRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
-    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, ProbeRequest, VolumeCapability,
+    NodeGetInfoRequest, NodeGetVolumeHealthRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
+    NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, ProbeRequest,
+    VolumeCapability,
 };
 use quintlet_telemetry::metrics::{Buckets, histogram_family_of};
 use tokio::time::Instant;
@@ -60,8 +62,8 @@ pub struct Capabilities {
     pub volume_stats: bool,
     /// Expansion on the node.
     pub expand: bool,
-    /// Health of volumes.
-    pub volume_condition: bool,
+    /// The driver has NodeGetVolumeHealth.
+    pub volume_health: bool,
     /// Access modes for one writer and for several writers on one node differ.
     pub single_node_multi_writer: bool,
     /// The driver applies fsGroup.
@@ -131,8 +133,25 @@ pub struct Usage {
 pub struct VolumeStats {
     pub bytes: Option<Usage>,
     pub inodes: Option<Usage>,
-    /// Whether the driver finds the volume unhealthy, with its message.
-    pub abnormal: Option<(bool, String)>,
+}
+
+/// A condition of an unhealthy volume, as a driver reports it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HealthEntry {
+    /// `VolumeHealthErrorType`; may be of a later version of CSI.
+    pub status: i32,
+    pub reason: String,
+    pub message: String,
+}
+
+/// Arguments of NodeGetVolumeHealth.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HealthCall {
+    pub handle: String,
+    /// Path at which the volume is published, certainly or possibly.
+    pub published: Option<PathBuf>,
+    /// Path at which the volume is staged, certainly or possibly.
+    pub staged: Option<PathBuf>,
 }
 
 /// Effect of a failed expansion on the claim.
@@ -271,7 +290,7 @@ impl DriverClient {
                 Type::StageUnstageVolume => found.stage_unstage = true,
                 Type::GetVolumeStats => found.volume_stats = true,
                 Type::ExpandVolume => found.expand = true,
-                Type::VolumeCondition => found.volume_condition = true,
+                Type::GetVolumeHealth => found.volume_health = true,
                 Type::SingleNodeMultiWriter => found.single_node_multi_writer = true,
                 Type::VolumeMountGroup => found.volume_mount_group = true,
                 // A capability of a later version of CSI.
@@ -354,7 +373,7 @@ impl DriverClient {
         self.call(method, deadline, request, |request| client.node_unstage_volume(request)).await.map(drop)
     }
 
-    /// Returns the usage and health of a volume.
+    /// Returns the usage of a volume.
     ///
     /// # Errors
     /// Fails if the call fails.
@@ -382,8 +401,35 @@ impl DriverClient {
                 Unit::Unknown => {}
             }
         }
-        stats.abnormal = answer.volume_condition.map(|condition| (condition.abnormal, condition.message));
         Ok(stats)
+    }
+
+    /// Returns what is wrong with a volume.
+    ///
+    /// # Errors
+    /// Fails if the call fails.
+    pub async fn volume_health(
+        &self,
+        deadline: Deadline,
+        args: &HealthCall,
+    ) -> Result<Vec<HealthEntry>, CallError> {
+        let path = |path: &Option<PathBuf>| path.as_deref().map(text).unwrap_or_default();
+        let request = NodeGetVolumeHealthRequest {
+            volume_id: args.handle.clone(),
+            volume_publish_path: path(&args.published),
+            staging_target_path: path(&args.staged),
+        };
+        let mut client = self.node();
+        let method = ("/csi.v1.Node/NodeGetVolumeHealth", false);
+        let answer =
+            self.call(method, deadline, request, |request| client.node_get_volume_health(request)).await?;
+        let entries = answer.volume_health.unwrap_or_default().health_statuses.into_iter();
+        let entry = |entry: VolumeHealthEntry| HealthEntry {
+            status: entry.status,
+            reason: entry.reason,
+            message: entry.message,
+        };
+        Ok(entries.map(entry).collect())
     }
 
     /// Expands a volume, and returns its new size in bytes.

@@ -19,7 +19,9 @@ use std::time::Duration;
 use pod_sync_plugins::call::{CallError, Deadline};
 use quintlet_kit::{failpoint, mount_table, task};
 
-use crate::client::{Access, Capabilities, ExpandCall, LIMIT, MountCall, VolumeStats};
+use crate::client::{
+    Access, Capabilities, ExpandCall, HealthCall, HealthEntry, LIMIT, MountCall, VolumeStats,
+};
 use crate::drivers::{Driver, Drivers};
 use crate::error::{Certainty, CsiError};
 use crate::paths::{self, Root};
@@ -272,7 +274,7 @@ impl Mounter {
         })
     }
 
-    /// Returns the usage and health of a published volume (`NodeGetVolumeStats`).
+    /// Returns the usage of a published volume (`NodeGetVolumeStats`).
     ///
     /// # Errors
     /// Fails if the driver is not registered, does not support statistics, or refuses.
@@ -285,7 +287,7 @@ impl Mounter {
         Ok(driver.client.volume_stats(deadline, handle, path).await?)
     }
 
-    /// Returns the usage and health of the volume at a mount point, or `None` if its driver is unknown or does not report them.
+    /// Returns the usage of the volume at a mount point, or `None` if its driver is unknown or does not report it.
     ///
     /// # Errors
     /// Fails if the driver is not registered, or refuses.
@@ -297,10 +299,25 @@ impl Mounter {
         if !capabilities.volume_stats {
             return Ok(None);
         }
-        let mut stats = driver.client.volume_stats(deadline, &data.volume_handle, path).await?;
-        // As in the kubelet, a response without a condition is one of a healthy volume.
-        stats.abnormal = capabilities.volume_condition.then(|| stats.abnormal.unwrap_or_default());
-        Ok(Some(stats))
+        Ok(Some(driver.client.volume_stats(deadline, &data.volume_handle, path).await?))
+    }
+
+    /// Returns whether a driver reports the health of volumes.
+    ///
+    /// # Errors
+    /// Fails if the driver is not registered, or refuses.
+    pub async fn reports_health(&self, driver: &str) -> Result<bool, CsiError> {
+        let driver = self.drivers.get(driver)?;
+        Ok(driver.client.capabilities(Deadline::after(self.limit)).await?.volume_health)
+    }
+
+    /// Returns what is wrong with a volume of a driver that reports the health of volumes (`NodeGetVolumeHealth`).
+    ///
+    /// # Errors
+    /// Fails if the driver is not registered, or refuses.
+    pub async fn health(&self, driver: &str, args: &HealthCall) -> Result<Vec<HealthEntry>, CsiError> {
+        let driver = self.drivers.get(driver)?;
+        Ok(driver.client.volume_health(Deadline::after(self.limit), args).await?)
     }
 
     /// Expands a published volume (`NodeExpand`), and returns its new size in bytes.

@@ -17,6 +17,8 @@ mod direct;
 mod executor;
 mod expansion;
 mod found;
+mod health;
+mod health_source;
 mod in_tree;
 mod limits;
 mod metrics;

@@ -33,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::claims::{self, Source};
 use crate::found;
+use crate::health::HealthAnswers;
 use crate::limits::LimitUpdates;
 use crate::metrics::Metrics;
 use crate::objects::VolumeObjects;
@@ -131,6 +132,7 @@ pub(crate) struct Shared {
     pub(crate) drivers: Arc<Drivers>,
     pub(crate) limits: Arc<LimitUpdates>,
     pub(crate) events: Events,
+    pub(crate) health: Arc<HealthAnswers>,
 }
 
 /// The handle of the volume tasks. Clones share them.
@@ -212,6 +214,7 @@ impl VolumeTasks {
             drivers,
             limits,
             events: inputs.events,
+            health: Arc::default(),
         }));
         drop(task::spawn("volumes", Arc::clone(&tasks.0).run(stop)));
         Ok(tasks)

@@ -17,7 +17,7 @@ mod volume_counts;
 mod walk;
 
 pub use crate::measured::Measured;
-pub use crate::provided::{Drivers, Health, ProvidedUsage, ProvidedVolume, run as run_provided};
+pub use crate::provided::{Drivers, ProvidedVolume, run as run_provided};
 pub use crate::volume_counts::run as count_volumes;
 
 use std::io;
@@ -236,7 +236,6 @@ fn measure(
             measured_unix_ns: i64::try_from(now.as_nanosecond()).unwrap_or(i64::MAX),
             usage: Some(look(&place(volume, dir)?)?),
             claim: None,
-            health: None,
         })
     });
     let volumes = volumes.collect();

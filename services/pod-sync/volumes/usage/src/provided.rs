@@ -28,21 +28,6 @@ pub struct ProvidedVolume {
     pub path: PathBuf,
 }
 
-/// The usage of a volume, and its health.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ProvidedUsage {
-    pub usage: wire::DiskUsage,
-    /// Health that the driver reports; `None` if it does not report any.
-    pub health: Option<Health>,
-}
-
-/// The health of a volume.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Health {
-    pub is_abnormal: bool,
-    pub message: String,
-}
-
 /// The volumes of drivers.
 #[async_trait]
 pub trait Drivers: Send + Sync + 'static {
@@ -50,10 +35,7 @@ pub trait Drivers: Send + Sync + 'static {
     fn mounted(&self, uid: &PodUid) -> Vec<ProvidedVolume>;
 
     /// Returns the usage of a volume, or `None` if its driver does not report any. Has a time limit of its own.
-    async fn usage(&self, volume: &ProvidedVolume) -> Option<ProvidedUsage>;
-
-    /// Records the event of an abnormal volume.
-    fn report_abnormal(&self, pod: &Pod, message: &str);
+    async fn usage(&self, volume: &ProvidedVolume) -> Option<wire::DiskUsage>;
 }
 
 /// Requests the usage of all volumes once per period until `stop`. One call per driver is in flight at a time, and a driver that hangs
@@ -94,20 +76,13 @@ pub async fn run(
             let clock = settings.clock.clone();
             let call = task::spawn("volume-usage", async move {
                 for (uid, pod, volume) in volumes {
-                    let provided = drivers.usage(&volume).await;
-                    let health = provided.as_ref().and_then(|provided| provided.health.clone());
-                    if let Some(health) = health.as_ref().filter(|health| health.is_abnormal) {
-                        // As in the kubelet, each measurement is an event.
-                        let message = format!("Volume {}: {}", volume.name, health.message);
-                        drivers.report_abnormal(&pod, &message);
-                    }
-                    let storage = provided.map(|provided| wire::VolumeStorage {
+                    let usage = drivers.usage(&volume).await;
+                    let storage = usage.map(|usage| wire::VolumeStorage {
                         name: volume.name.clone(),
                         is_ephemeral: false,
                         measured_unix_ns: i64::try_from(clock.wall().as_nanosecond()).unwrap_or(i64::MAX),
-                        usage: Some(provided.usage),
+                        usage: Some(usage),
                         claim: claim(&pod, &volume.name),
-                        health: health.map(|health| wire::VolumeHealth { is_abnormal: health.is_abnormal }),
                     });
                     measured.put_provided(&uid, &volume.name, storage);
                 }
@@ -175,12 +150,11 @@ mod tests {
         }
     }
 
-    /// The driver `hanging` never answers, `plain` reports no usage, `sick` and `healthy` report the health.
+    /// The driver `hanging` never answers, and `plain` reports no usage.
     #[derive(Default)]
     struct FakeDrivers {
         volumes: Mutex<Vec<ProvidedVolume>>,
         calls: Mutex<Vec<String>>,
-        events: Mutex<Vec<String>>,
     }
 
     #[async_trait]
@@ -189,22 +163,13 @@ mod tests {
             self.volumes.lock().clone()
         }
 
-        async fn usage(&self, volume: &ProvidedVolume) -> Option<ProvidedUsage> {
+        async fn usage(&self, volume: &ProvidedVolume) -> Option<wire::DiskUsage> {
             self.calls.lock().push(volume.name.clone());
-            let usage = wire::DiskUsage { used_bytes: 7, ..wire::DiskUsage::default() };
-            let health =
-                |is_abnormal| Some(Health { is_abnormal, message: "the disk is on fire".to_owned() });
             match volume.driver.as_str() {
                 "hanging" => std::future::pending().await,
                 "plain" => None,
-                "sick" => Some(ProvidedUsage { usage, health: health(true) }),
-                "healthy" => Some(ProvidedUsage { usage, health: health(false) }),
-                _ => Some(ProvidedUsage { usage, health: None }),
+                _ => Some(wire::DiskUsage { used_bytes: 7, ..wire::DiskUsage::default() }),
             }
-        }
-
-        fn report_abnormal(&self, pod: &Pod, message: &str) {
-            self.events.lock().push(format!("{}: {message}", pod.metadata.name.as_deref().unwrap()));
         }
     }
 
@@ -263,36 +228,6 @@ mod tests {
         let names: Vec<&str> =
             left.iter().flat_map(|pod| &pod.volumes).map(|volume| volume.name.as_str()).collect();
         assert_eq!(names, ["data"]);
-        stop.cancel();
-        running.await.unwrap();
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_abnormal_volume_is_an_event_of_each_measurement_and_a_healthy_one_is_none() {
-        let (measured, stop) = (Arc::new(Measured::default()), CancellationToken::new());
-        let volumes = [volume("data", "sick"), volume("scratch", "healthy"), volume("inline", "good")];
-        let drivers = Arc::new(FakeDrivers { volumes: Mutex::new(volumes.into()), ..FakeDrivers::default() });
-        let settings = StorageSettings {
-            root_dir: PathBuf::from("/r"),
-            period: Duration::from_secs(60),
-            clock: Clock::system(),
-            metrics: PodMetrics::default(),
-            quotas: ProjectQuotas::default(),
-        };
-        let running =
-            run(Arc::new(OnePod), Arc::clone(&drivers), Arc::clone(&measured), settings, stop.clone());
-        let running = task::spawn("volume-usages", running);
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let all = measured.all();
-        let health = |name: &str| {
-            let volume = all[0].volumes.iter().find(|volume| volume.name == name).unwrap();
-            volume.health.map(|health| health.is_abnormal)
-        };
-        assert_eq!(["data", "scratch", "inline"].map(health), [Some(true), Some(false), None]);
-        let event = "db-0: Volume data: the disk is on fire";
-        assert_eq!(*drivers.events.lock(), [event]);
-        tokio::time::sleep(Duration::from_secs(70)).await;
-        assert_eq!(*drivers.events.lock(), [event, event]);
         stop.cancel();
         running.await.unwrap();
     }

@@ -202,8 +202,10 @@ impl Preparation<'_> {
             Err(e) => return Err(self.no_directories(pod, &e)),
         };
         self.failed_mounts(pod, &failures);
-        let show =
-            |unmounted, error| self.tracker.view.meanwhile(waiting::Waiting::Volumes { unmounted, error });
+        let show = |unmounted, error| {
+            self.tracker.view.meanwhile(waiting::Waiting::Volumes { unmounted, error });
+            self.tracker.report_volume_health();
+        };
         match tasks.wait(pod, &uid, &cancel, show).await {
             Ok(mounted) => self.setup.volumes = Some(mounted),
             Err(_) if cancel.is_cancelled() => return Err(Halt::Cancelled),

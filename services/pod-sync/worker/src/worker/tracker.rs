@@ -14,10 +14,12 @@ use pod_sync_decisions::probes::{ProbeResults, record_starts};
 use pod_sync_decisions::resize::message::resize_message;
 use pod_sync_decisions::resize::plan;
 use pod_sync_decisions::status::{self, NodeFacts};
+use pod_sync_decisions::volume_health::add_volume_health;
 use pod_sync_decisions::waiting::Waiting;
 use pod_sync_devices::Devices;
 use pod_sync_layout::RuntimeState;
 use pod_sync_records::{PodRecord, Termination};
+use pod_sync_volume_manager::VolumeTasks;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodRef;
@@ -44,6 +46,8 @@ pub(super) struct Tracker {
     runtime: watch::Receiver<RuntimeState>,
     // `None` if statuses do not have the health of devices.
     devices: Option<(Devices, Claims)>,
+    // `None` if statuses do not have the health of volumes.
+    volumes: Option<VolumeTasks>,
     pub(super) pod_ref: PodRef,
     pub(super) desired: watch::Receiver<Desired>,
     /// The desired pod of the current or last pass.
@@ -97,6 +101,7 @@ impl Tracker {
                 .settings
                 .device_health
                 .then(|| (ctx.environment.devices.clone(), ctx.environment.claims.clone())),
+            volumes: ctx.node.settings.volume_health.then(|| ctx.environment.volume_tasks.clone()),
             pod_ref,
             desired,
             pod,
@@ -255,6 +260,10 @@ impl Tracker {
             let claims = claims.pod_health(&self.pod_ref.uid, &self.pod);
             add_device_health(&mut status, self.record.status.as_deref(), &devices, &claims);
         }
+        if let Some(volumes) = &self.volumes {
+            let old = self.record.status.as_deref().or(self.pod.status.as_ref());
+            add_volume_health(&mut status, old, &volumes.health(&self.pod_ref.uid), self.clock.wall());
+        }
         match self.adopted_mirror().as_deref().and_then(|mirror| mirror.status.as_ref()) {
             Some(shown) => status::with_times_of(status, shown),
             None => status,
@@ -340,6 +349,16 @@ impl Tracker {
     pub(super) fn report_sandbox_ready(&mut self) {
         let Some(mut status) = self.record.status.as_deref().cloned() else { return };
         if conditions::set_true(&mut status, READY_TO_START, self.clock.wall()) {
+            self.report(status, false, |_| {});
+        }
+    }
+
+    /// Reports the health of volumes that cannot be mounted, while the pod waits for them.
+    pub(super) fn report_volume_health(&mut self) {
+        let (Some(volumes), Some(old)) = (&self.volumes, self.record.status.as_deref()) else { return };
+        let mut status = old.clone();
+        add_volume_health(&mut status, Some(old), &volumes.health(&self.pod_ref.uid), self.clock.wall());
+        if status.volume_health != old.volume_health {
             self.report(status, false, |_| {});
         }
     }
