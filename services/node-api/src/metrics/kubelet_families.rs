@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 /// The families that a kubelet 1.37 registers on Linux (pkg/kubelet, pkg/volume/util, pkg/credentialprovider/plugin).
-const FAMILIES: [&str; 140] = [
+const FAMILIES: [&str; 139] = [
     "csi_operations_seconds",
     "dra_grpc_operations_duration_seconds",
     "dra_operations_duration_seconds",
@@ -127,7 +127,6 @@ const FAMILIES: [&str; 140] = [
     "kubelet_volume_metric_collection_duration_seconds",
     "kubelet_volume_stats_available_bytes",
     "kubelet_volume_stats_capacity_bytes",
-    "kubelet_volume_stats_health_status_abnormal",
     "kubelet_volume_stats_inodes",
     "kubelet_volume_stats_inodes_free",
     "kubelet_volume_stats_inodes_used",
