@@ -22,8 +22,9 @@ def watch(socket):
     cursor, seen, first, present = None, set(), True, set()
     while True:
         try:
-            # The service checks the user of this process, not the authority of the request.
-            with grpc.insecure_channel(f"unix:{socket}") as channel:
+            # Without it, the path of the socket is the authority of each request, which servers in Rust refuse as malformed.
+            options = [("grpc.default_authority", "localhost")]
+            with grpc.insecure_channel(f"unix:{socket}", options) as channel:
                 stub = services.ContainersStub(channel)
                 for event in stub.Watch(protos.WatchContainersRequest(resume=cursor)):
                     if event.HasField("cursor"):
