@@ -88,9 +88,8 @@ pub async fn run(
         bind_unix(&socket, SOCKET_MODE).map_err(|source| RunError::Bind { path: socket.clone(), source })?;
     let server = Server::new(SERVICE).observers(observers);
     server.health().set_serving("").await;
-    let probes = ProbesServer::new(ProbesService::new(prober.journal(), stop.clone()));
     quintlet_kit::subscribe::serve(&paths.probe_subscribers(id), subscribers, &stop, |server| {
-        server.add_service(probes)
+        server.add_service(ProbesServer::new(ProbesService::new(prober.keep_states(), stop.clone())))
     });
     let service = ProbeServer::new(ProbeService::new(prober.clone(), stop.clone()));
     let served = server.add_service(service).serve(listener, PeerPolicy::root_and_self(), stop).await;

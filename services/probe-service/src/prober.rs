@@ -1,7 +1,7 @@
 //! The probes of this instance, its driver and its observers.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures::FutureExt as _;
@@ -66,7 +66,7 @@ impl Prober {
         // CLOCK_BOOTTIME grows over the runs of one boot, and no observer keeps a cursor over a boot.
         let epoch = u64::try_from(service_started.as_nanos()).unwrap_or(u64::MAX).max(1);
         let evaluations = Evaluations::new(epoch);
-        let (driver, journal) = (Mutex::new(None), Arc::new(ProbeJournal::new(&clock)));
+        let (driver, journal) = (Mutex::new(None), OnceLock::new());
         let shared =
             Shared { attempts, clock, service_started, metrics, jitter, driver, evaluations, journal };
         Self { shared: Arc::new(shared), table: Arc::default() }
@@ -187,13 +187,17 @@ impl Prober {
         for uid in gone {
             self.forget(&mut table, &uid);
         }
-        self.shared.journal.set_primed();
+        if let Some(journal) = self.shared.journal.get() {
+            journal.set_primed();
+        }
         Ok(())
     }
 
-    /// Returns the states of the probes for subscribers. They are complete once a driver has sent all its targets.
-    pub(crate) fn journal(&self) -> Arc<ProbeJournal> {
-        Arc::clone(&self.shared.journal)
+    /// Keeps the states of the probes for subscribers from now on; call it before the first driver. They are complete once a driver has
+    /// sent all its targets.
+    pub(crate) fn keep_states(&self) -> Arc<ProbeJournal> {
+        let journal = self.shared.journal.get_or_init(|| Arc::new(ProbeJournal::new(&self.shared.clock)));
+        Arc::clone(journal)
     }
 
     #[must_use]

@@ -1,7 +1,7 @@
 //! State that all probes share.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -26,7 +26,8 @@ pub(crate) struct Shared {
     pub(crate) jitter: JitterSource,
     pub(crate) driver: Mutex<Option<Arc<Mailbox>>>,
     pub(crate) evaluations: Evaluations,
-    pub(crate) journal: Arc<ProbeJournal>,
+    /// The states of the probes. Empty unless a user or a group may subscribe.
+    pub(crate) journal: OnceLock<Arc<ProbeJournal>>,
 }
 
 impl Shared {

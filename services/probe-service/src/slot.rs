@@ -131,7 +131,9 @@ impl Slot {
         state.ended = true;
         shared.metrics.remove(&self.pod, &self.key);
         shared.with_driver(|driver| driver.forget(&self.key));
-        shared.journal.remove(&self.key);
+        if let Some(journal) = shared.journal.get() {
+            journal.remove(&self.key);
+        }
     }
 
     /// Evaluates the probe if an attempt is possible.
@@ -281,9 +283,12 @@ impl Slot {
 
     fn remember(&self, shared: &Shared, state: &mut State, memory: ProbeMemory) {
         let is_changed = decide::is_changed(state.memory.as_ref(), &memory);
-        if is_changed && !state.ended {
+        if is_changed
+            && !state.ended
+            && let Some(journal) = shared.journal.get()
+        {
             let now = i64::try_from(shared.clock.wall().as_nanosecond()).unwrap_or_default();
-            shared.journal.put(self.key.clone(), subscribe::state(&self.pod, &self.key, &memory, now));
+            journal.put(self.key.clone(), subscribe::state(&self.pod, &self.key, &memory, now));
         }
         state.memory = Some(memory);
         if let Some(report) = state.report(&self.key).filter(|_| is_changed) {

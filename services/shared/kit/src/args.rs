@@ -108,19 +108,31 @@ pub fn parse<T: Parser>() -> T {
     })
 }
 
-/// A user that was given by name or number is invalid.
+/// A user or group that was given by name or number is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum UserError {
+pub enum AccountError {
     /// The text begins with a digit and is no number of 32 bits.
-    #[error("{0:?} is not a user ID")]
-    NotAnId(String),
-    /// No user has this name.
-    #[error("user {0:?} does not exist")]
-    Unknown(String),
-    /// The user database cannot be read. The text has the cause: clap prints no sources.
-    #[error("failed to look up user {name:?}: {error}")]
+    #[error("{given:?} is not a {kind} ID")]
+    NotAnId {
+        /// `user` or `group`.
+        kind: &'static str,
+        /// The text.
+        given: String,
+    },
+    /// No user or group has this name.
+    #[error("{kind} {name:?} does not exist")]
+    Unknown {
+        /// `user` or `group`.
+        kind: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// The database cannot be read. The text has the cause: clap prints no sources.
+    #[error("failed to look up {kind} {name:?}: {error}")]
     Lookup {
-        /// Name of the user.
+        /// `user` or `group`.
+        kind: &'static str,
+        /// The name.
         name: String,
         /// The cause.
         error: nix::errno::Errno,
@@ -136,50 +148,35 @@ pub struct EmptyNodeName;
 ///
 /// # Errors
 /// Fails if the user does not exist or cannot be looked up.
-pub fn user_id(given: &str) -> Result<u32, UserError> {
-    let name = || given.to_owned();
-    if given.starts_with(|c: char| c.is_ascii_digit()) {
-        return given.parse().map_err(|_| UserError::NotAnId(name()));
-    }
-    match nix::unistd::User::from_name(given) {
-        Ok(Some(user)) => Ok(user.uid.as_raw()),
-        Ok(None) => Err(UserError::Unknown(name())),
-        Err(error) => Err(UserError::Lookup { name: name(), error }),
-    }
-}
-
-/// A group that was given by name or number is invalid.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum GroupError {
-    /// The text begins with a digit and is no number of 32 bits.
-    #[error("{0:?} is not a group ID")]
-    NotAnId(String),
-    /// No group has this name.
-    #[error("group {0:?} does not exist")]
-    Unknown(String),
-    /// The group database cannot be read. The text has the cause: clap prints no sources.
-    #[error("failed to look up group {name:?}: {error}")]
-    Lookup {
-        /// Name of the group.
-        name: String,
-        /// The cause.
-        error: nix::errno::Errno,
-    },
+pub fn user_id(given: &str) -> Result<u32, AccountError> {
+    account_id("user", given, |name| Ok(nix::unistd::User::from_name(name)?.map(|user| user.uid.as_raw())))
 }
 
 /// Returns the GID of a group given by name or number.
 ///
 /// # Errors
 /// Fails if the group does not exist or cannot be looked up.
-pub fn group_id(given: &str) -> Result<u32, GroupError> {
-    let name = || given.to_owned();
+pub fn group_id(given: &str) -> Result<u32, AccountError> {
+    account_id(
+        "group",
+        given,
+        |name| Ok(nix::unistd::Group::from_name(name)?.map(|group| group.gid.as_raw())),
+    )
+}
+
+fn account_id(
+    kind: &'static str,
+    given: &str,
+    find: impl FnOnce(&str) -> Result<Option<u32>, nix::errno::Errno>,
+) -> Result<u32, AccountError> {
+    let name = given.to_owned();
     if given.starts_with(|c: char| c.is_ascii_digit()) {
-        return given.parse().map_err(|_| GroupError::NotAnId(name()));
+        return given.parse().map_err(|_| AccountError::NotAnId { kind, given: name });
     }
-    match nix::unistd::Group::from_name(given) {
-        Ok(Some(group)) => Ok(group.gid.as_raw()),
-        Ok(None) => Err(GroupError::Unknown(name())),
-        Err(error) => Err(GroupError::Lookup { name: name(), error }),
+    match find(given) {
+        Ok(Some(id)) => Ok(id),
+        Ok(None) => Err(AccountError::Unknown { kind, name }),
+        Err(error) => Err(AccountError::Lookup { kind, name, error }),
     }
 }
 
@@ -347,8 +344,9 @@ mod tests {
     #[test]
     fn a_group_is_given_by_number_or_by_name() {
         assert_eq!((group_id("2000"), group_id("root")), (Ok(2000), Ok(0)));
-        assert_eq!(group_id("4294967296"), Err(GroupError::NotAnId("4294967296".to_owned())));
-        assert_eq!(group_id("no-such-group"), Err(GroupError::Unknown("no-such-group".to_owned())));
+        let error = |given| group_id(given).unwrap_err().to_string();
+        assert_eq!(error("4294967296"), "\"4294967296\" is not a group ID");
+        assert_eq!(error("no-such-group"), "group \"no-such-group\" does not exist");
     }
 
     #[test]

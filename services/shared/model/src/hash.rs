@@ -40,6 +40,41 @@ pub fn fnv64_hex(text: &str) -> String {
     format!("{:x}", hasher.finish())
 }
 
+/// The checksum of a state file is not that of its data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("its checksum is {found}, that of its data is {expected}")]
+pub struct ChecksumMismatch {
+    /// Checksum in the file.
+    pub found: u64,
+    /// Checksum of the data.
+    pub expected: u64,
+}
+
+/// Checks the checksum of a state file, which may be any of `accepted`. Old kubelets wrote none: 0.
+///
+/// # Errors
+/// It is none of them.
+pub fn check_checksum(found: u64, accepted: &[u64]) -> Result<(), ChecksumMismatch> {
+    if found == 0 || accepted.contains(&found) {
+        return Ok(());
+    }
+    Err(ChecksumMismatch { found, expected: accepted.first().copied().unwrap_or_default() })
+}
+
+/// Returns the content that kubelet 1.37 writes into a state file a second time, as a text with a checksum of its own. `None` if the file
+/// has neither.
+///
+/// # Errors
+/// The checksum is not that of the text, or is missing.
+pub fn checked_text(data: Option<String>, checksum: Option<u64>) -> Result<Option<String>, ChecksumMismatch> {
+    let (data, found) = (data.unwrap_or_default(), checksum.unwrap_or(0));
+    if data.is_empty() && found == 0 {
+        return Ok(None);
+    }
+    let expected = GoHash::of_string(&data);
+    if found == expected { Ok(Some(data)) } else { Err(ChecksumMismatch { found, expected }) }
+}
+
 /// The 32-bit FNV-1a hash of the text that is written to it. The kubelet hashes what Go prints for the data of a state file
 /// (`pkg/kubelet/checkpointmanager/checksum`).
 #[derive(Debug, Clone, Copy)]

@@ -1,6 +1,6 @@
 //! The exporter to an OTLP collector, over gRPC or over HTTP with protobuf.
 //!
-//! Headers, time limit and endpoint are those of the standard environment variables, which `opentelemetry-otlp` reads. The protocol and
+//! Headers and endpoint are those of the standard environment variables, which `opentelemetry-otlp` reads. The protocol, the time limit and
 //! the files of certificates are read here.
 
 #[cfg(test)]
@@ -26,8 +26,8 @@ use opentelemetry_sdk::trace::{SpanData, SpanExporter};
 pub use crate::otlp::tls::TlsError;
 use crate::otlp::tls::{NamedFile, TlsFiles};
 
-/// Time limit of one request over HTTP. The exporter's own limit ends retries, and no request.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Default time limit of one export with its retries, as the specification of OTLP has it.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Path of traces below an endpoint of OTLP over HTTP.
 const TRACES_PATH: &str = "/v1/traces";
@@ -65,8 +65,8 @@ pub(crate) struct Collector {
     protocol: Protocol,
     /// The endpoint of the flag. Without it, that of the environment.
     endpoint: Option<String>,
-    /// Time limit of one export with its retries. Without it, that of the environment.
-    timeout: Option<Duration>,
+    /// Time limit of one export with its retries.
+    timeout: Duration,
     /// Files for TLS. None if the endpoint has no TLS.
     tls: Option<TlsFiles>,
 }
@@ -88,13 +88,14 @@ impl Collector {
             Protocol::HttpBinary => of_traces(endpoint),
             _ => endpoint.to_owned(),
         });
-        Ok(Some(Self { protocol, endpoint, timeout: None, tls }))
+        Ok(Some(Self { protocol, endpoint, timeout: variables.timeout(), tls }))
     }
 
     /// Returns an exporter to the collector, whose calls run on the current runtime. It connects with the first export.
     pub(crate) fn exporter(self) -> Result<OnRuntime<opentelemetry_otlp::SpanExporter>, OtlpError> {
         let exporter = opentelemetry_otlp::SpanExporter::builder();
-        let request_timeout = self.timeout.unwrap_or(REQUEST_TIMEOUT);
+        // The limit of the exporter ends retries, and no request over HTTP.
+        let request_timeout = self.timeout;
         let exporter = match (self.protocol, &self.tls) {
             (Protocol::HttpBinary, None) => {
                 let client = HyperClient::new(HttpConnector::new(), request_timeout, None);
@@ -117,12 +118,9 @@ impl Collector {
     }
 
     fn configured<B: WithExportConfig>(&self, mut builder: B) -> B {
-        builder = builder.with_protocol(self.protocol);
-        if let Some(endpoint) = &self.endpoint {
-            builder = builder.with_endpoint(endpoint);
-        }
-        match self.timeout {
-            Some(timeout) => builder.with_timeout(timeout),
+        builder = builder.with_protocol(self.protocol).with_timeout(self.timeout);
+        match &self.endpoint {
+            Some(endpoint) => builder.with_endpoint(endpoint),
             None => builder,
         }
     }
@@ -196,6 +194,12 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             "http/protobuf" => Ok(Protocol::HttpBinary),
             _ => Err(OtlpError::Protocol { name, value }),
         }
+    }
+
+    /// Returns the time limit in milliseconds. As in the exporter, a value that is no number does not count.
+    fn timeout(&self) -> Duration {
+        let milliseconds = self.value("TIMEOUT").and_then(|value| value.parse().ok());
+        milliseconds.map_or(TIMEOUT, Duration::from_millis)
     }
 
     fn tls(&self) -> Result<TlsFiles, OtlpError> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
 use pod_sync_machine::CpuSet;
-use quintlet_model::hash::GoHash;
+use quintlet_model::hash::{ChecksumMismatch, GoHash, check_checksum, checked_text};
 use serde::{Deserialize, Serialize};
 
 use crate::assignments::CpuAssignments;
@@ -19,13 +19,8 @@ pub enum CpuCheckpointError {
     #[error("not a state file of CPUs")]
     Unreadable(#[source] serde_json::Error),
     /// The checksum does not match.
-    #[error("state file is corrupt: its checksum is {found}, that of its data is {expected}")]
-    Checksum {
-        /// Checksum in the file.
-        found: u64,
-        /// Checksum of the data.
-        expected: u64,
-    },
+    #[error("state file is corrupt: {0}")]
+    Checksum(ChecksumMismatch),
     /// The file was written with another policy.
     #[error("configured policy {configured:?} differs from state checkpoint policy {found:?}")]
     Policy {
@@ -128,7 +123,7 @@ pub fn decode(
         return Err(CpuCheckpointError::Unreadable(unreadable));
     };
     let expected = checksum(&file.content, &PLAIN, "map[string]string", |out, cpus| out.write_str(cpus));
-    check(file.checksum, &[expected])?;
+    check_checksum(file.checksum, &[expected]).map_err(CpuCheckpointError::Checksum)?;
     check_policy(&file.content.policy_name, policy)?;
     let entries = file.content.entries.iter().map(|(id, cpus)| {
         let container = container_of(id).ok_or_else(|| CpuCheckpointError::UnknownContainer(id.clone()))?;
@@ -139,26 +134,14 @@ pub fn decode(
 
 /// Returns the content of a file whose checksum is right.
 fn verified(file: File<Containers>) -> Result<Content<Containers>, CpuCheckpointError> {
-    let (data, found) = (file.data.unwrap_or_default(), file.data_checksum.unwrap_or(0));
-    if data.is_empty() && found == 0 {
-        let expected =
-            FORMS.map(|form| checksum(&file.content, form, "map[string]map[string]string", print_containers));
-        check(file.checksum, &expected)?;
-        return Ok(file.content);
+    let text = checked_text(file.data, file.data_checksum).map_err(CpuCheckpointError::Checksum)?;
+    if let Some(text) = text {
+        return serde_json::from_str(&text).map_err(CpuCheckpointError::Unreadable);
     }
-    let expected = GoHash::of_string(&data);
-    if found != expected {
-        return Err(CpuCheckpointError::Checksum { found, expected });
-    }
-    serde_json::from_str(&data).map_err(CpuCheckpointError::Unreadable)
-}
-
-fn check(found: u64, expected: &[u64]) -> Result<(), CpuCheckpointError> {
-    // Old kubelets wrote no checksum.
-    if found == 0 || expected.contains(&found) {
-        return Ok(());
-    }
-    Err(CpuCheckpointError::Checksum { found, expected: expected.first().copied().unwrap_or_default() })
+    let accepted =
+        FORMS.map(|form| checksum(&file.content, form, "map[string]map[string]string", print_containers));
+    check_checksum(file.checksum, &accepted).map_err(CpuCheckpointError::Checksum)?;
+    Ok(file.content)
 }
 
 fn check_policy(found: &str, configured: &str) -> Result<(), CpuCheckpointError> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
 use pod_sync_machine::{NumaNode, NumaNodes};
-use quintlet_model::hash::GoHash;
+use quintlet_model::hash::{ChecksumMismatch, GoHash, check_checksum, checked_text};
 use serde::{Deserialize, Serialize};
 
 use crate::blocks::{MemoryAssignments, MemoryBlock};
@@ -21,13 +21,8 @@ pub enum MemoryCheckpointError {
     #[error("not a state file of memory")]
     Unreadable(#[source] serde_json::Error),
     /// The checksum does not match.
-    #[error("state file is corrupt: its checksum is {found}, that of its data is {expected}")]
-    Checksum {
-        /// Checksum in the file.
-        found: u64,
-        /// Checksum of the data.
-        expected: u64,
-    },
+    #[error("state file is corrupt: {0}")]
+    Checksum(ChecksumMismatch),
     /// The file was written with another policy.
     #[error(
         "[memorymanager] configured policy {configured:?} differs from state checkpoint policy {found:?}"
@@ -191,24 +186,13 @@ pub fn decode(bytes: &[u8], policy: &str) -> Result<(NodeTables, MemoryAssignmen
 
 /// Returns the content of a file whose checksum is right.
 fn verified(file: File) -> Result<Content, MemoryCheckpointError> {
-    let (data, found) = (file.data.unwrap_or_default(), file.data_checksum.unwrap_or(0));
-    if data.is_empty() && found == 0 {
-        check(file.checksum, &[checksum(&file.content, false), checksum(&file.content, true)])?;
-        return Ok(file.content);
+    let text = checked_text(file.data, file.data_checksum).map_err(MemoryCheckpointError::Checksum)?;
+    if let Some(text) = text {
+        return serde_json::from_str(&text).map_err(MemoryCheckpointError::Unreadable);
     }
-    let expected = GoHash::of_string(&data);
-    if found != expected {
-        return Err(MemoryCheckpointError::Checksum { found, expected });
-    }
-    serde_json::from_str(&data).map_err(MemoryCheckpointError::Unreadable)
-}
-
-fn check(found: u64, expected: &[u64]) -> Result<(), MemoryCheckpointError> {
-    // Old kubelets wrote no checksum.
-    if found == 0 || expected.contains(&found) {
-        return Ok(());
-    }
-    Err(MemoryCheckpointError::Checksum { found, expected: expected.first().copied().unwrap_or_default() })
+    let accepted = [false, true].map(|has_pods| checksum(&file.content, has_pods));
+    check_checksum(file.checksum, &accepted).map_err(MemoryCheckpointError::Checksum)?;
+    Ok(file.content)
 }
 
 fn numa_node(number: u64) -> Result<NumaNode, MemoryCheckpointError> {

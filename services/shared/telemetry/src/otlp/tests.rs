@@ -194,7 +194,7 @@ type Exporter = OnRuntime<opentelemetry_otlp::SpanExporter>;
 
 fn exporter(endpoint: &str, timeout: u64, variables: &[(&str, &str)]) -> Result<Exporter, OtlpError> {
     let collector = collector(endpoint, variables)?.unwrap();
-    Collector { timeout: Some(Duration::from_millis(timeout)), ..collector }.exporter()
+    Collector { timeout: Duration::from_millis(timeout), ..collector }.exporter()
 }
 
 fn word(protocol: Protocol) -> &'static str {
@@ -306,6 +306,19 @@ fn the_endpoint_is_that_of_the_flag_or_of_a_variable() {
 }
 
 #[test]
+fn the_time_limit_is_that_of_a_variable() {
+    for (variables, milliseconds) in [
+        (vec![], 10_000),
+        (vec![("TIMEOUT", "30000")], 30_000),
+        (vec![("TIMEOUT", "1"), ("TRACES_TIMEOUT", "250")], 250),
+        (vec![("TIMEOUT", "5s")], 10_000),
+    ] {
+        let found = collector("http://c:1", &variables).unwrap().unwrap();
+        assert_eq!(found.timeout, Duration::from_millis(milliseconds), "{variables:?}");
+    }
+}
+
+#[test]
 fn a_wrong_value_is_named() {
     for (variables, wanted) in [
         (
@@ -327,7 +340,11 @@ fn a_wrong_value_is_named() {
 
 #[tokio::test]
 async fn an_endpoint_that_is_no_url_is_an_error() {
-    for (protocol, endpoint) in [(Protocol::Grpc, "http://[c"), (Protocol::HttpBinary, "http://a b/c")] {
+    for (protocol, endpoint) in [
+        (Protocol::Grpc, "http://[c"),
+        (Protocol::HttpBinary, "http://a b/c"),
+        (Protocol::HttpBinary, "c:4318"),
+    ] {
         let error = exporter(endpoint, 1, &[("PROTOCOL", word(protocol))]).unwrap_err();
         assert!(matches!(error, OtlpError::Exporter(_)), "{error:?}");
     }

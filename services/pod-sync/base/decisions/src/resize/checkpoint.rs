@@ -52,7 +52,7 @@ pub fn encode(entries: &PodResourceEntries) -> Result<Vec<u8>, serde_json::Error
         entries: &'a PodResourceEntries,
     }
     let data = serde_json::to_string(&Data { entries })?;
-    let checksum = checksum(&data);
+    let checksum = GoHash::of_string(&data);
     serde_json::to_vec(&File { data, checksum })
 }
 
@@ -62,17 +62,12 @@ pub fn encode(entries: &PodResourceEntries) -> Result<Vec<u8>, serde_json::Error
 /// See [`CorruptCheckpoint`].
 pub fn decode(bytes: &[u8]) -> Result<PodResourceEntries, CorruptCheckpoint> {
     let file: File = serde_json::from_slice(bytes).map_err(CorruptCheckpoint::Unreadable)?;
-    let expected = checksum(&file.data);
+    let expected = GoHash::of_string(&file.data);
     if file.checksum != expected {
         return Err(CorruptCheckpoint::Checksum { found: file.checksum, expected });
     }
     let data: Data = serde_json::from_str(&file.data).map_err(CorruptCheckpoint::PodResourceEntries)?;
     Ok(data.entries.unwrap_or_default())
-}
-
-// The kubelet hashes a string with its type.
-fn checksum(data: &str) -> u64 {
-    GoHash::of_text(&format!("(string){data}"))
 }
 
 #[cfg(test)]
@@ -109,18 +104,19 @@ mod tests {
         let text = String::from_utf8(good).unwrap();
         let changed = text.replace("500m", "900m");
         assert!(matches!(decode(changed.as_bytes()), Err(CorruptCheckpoint::Checksum { .. })));
-        let other = serde_json::to_vec(&json!({"data": "7", "checksum": checksum("7")})).unwrap();
+        let other = serde_json::to_vec(&json!({"data": "7", "checksum": GoHash::of_string("7")})).unwrap();
         assert!(matches!(decode(&other), Err(CorruptCheckpoint::PodResourceEntries(_))));
         // Go writes a nil map as null.
         let text = r#"{"entries":null}"#;
-        let empty = serde_json::to_vec(&json!({"data": text, "checksum": checksum(text)})).unwrap();
+        let empty = serde_json::to_vec(&json!({"data": text, "checksum": GoHash::of_string(text)})).unwrap();
         assert_eq!(decode(&empty).unwrap(), PodResourceEntries::new());
         for fields in [
             r#""ContainerResources":null,"PodLevelResources":null"#,
             r#""ContainerResources":null,"PodLevelResources":null,"EmptyDirVolumeLimits":null"#,
         ] {
             let text = format!(r#"{{"entries":{{"u":{{{fields}}}}}}}"#);
-            let empty = serde_json::to_vec(&json!({"data": text, "checksum": checksum(&text)})).unwrap();
+            let empty =
+                serde_json::to_vec(&json!({"data": text, "checksum": GoHash::of_string(&text)})).unwrap();
             assert_eq!(decode(&empty).unwrap()["u"], PodResources::default(), "{fields}");
         }
     }
