@@ -124,7 +124,7 @@ pub enum AccountError {
     Unknown {
         /// `user` or `group`.
         kind: &'static str,
-        /// The name.
+        /// Name that the database does not have.
         name: String,
     },
     /// The database cannot be read. The text has the cause: clap prints no sources.
@@ -132,7 +132,7 @@ pub enum AccountError {
     Lookup {
         /// `user` or `group`.
         kind: &'static str,
-        /// The name.
+        /// Name that was looked up.
         name: String,
         /// The cause.
         error: nix::errno::Errno,
