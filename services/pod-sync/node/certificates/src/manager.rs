@@ -257,7 +257,7 @@ impl ClientCertificate {
         let has_bootstrap = self.bootstrap.is_some();
         let rotates = self.rotates;
         task::blocking(move || {
-            let stored = store.current().unwrap_or_else(|error| {
+            let stored = store.recover().unwrap_or_else(|error| {
                 tracing::debug!(error = quintlet_kit::error_chain(&error), "stored certificate is unusable");
                 None
             });
@@ -430,7 +430,7 @@ impl ServingCertificate {
         loop {
             self.nodes.mark_unchanged();
             let store = self.store.clone();
-            let current = task::blocking(move || store.current()).await.unwrap_or_else(|error| {
+            let current = task::blocking(move || store.recover()).await.unwrap_or_else(|error| {
                 let text = quintlet_kit::error_chain(&error);
                 if last_failure.is_new(&text) {
                     tracing::warn!(

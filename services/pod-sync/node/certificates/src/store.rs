@@ -63,22 +63,29 @@ impl CertificateStore {
         self.directory.join(format!("{}-{name}", self.prefix))
     }
 
-    /// Returns the facts of the certificate in use, or none if there is none. Completes an interrupted change of the link.
+    /// Returns the facts of the certificate in use, or none if there is none.
     pub(crate) fn current(&self) -> Result<Option<CertificateFacts>, StoreError> {
         let path = self.current_path();
         if !exists(&path)? {
-            match link_kind(&self.updated_path())? {
-                LinkKind::Absent => return Ok(None),
-                LinkKind::Other => return Err(StoreError::NoLink(self.updated_path())),
-                LinkKind::Link => rename(&self.updated_path(), &path)?,
-            }
-            if !exists(&path)? {
-                return Ok(None);
-            }
+            return Ok(None);
         }
         let text = read(&path)?;
         let facts = facts_of_pair(&text, &text);
         facts.map(Some).map_err(|source| StoreError::Content { path, source })
+    }
+
+    /// Completes an interrupted change of the link, then returns what [`Self::current`] does. Only for the task that also calls
+    /// [`Self::update`]: between its two steps, a change that is under way looks like an interrupted one.
+    pub(crate) fn recover(&self) -> Result<Option<CertificateFacts>, StoreError> {
+        let path = self.current_path();
+        if !exists(&path)? {
+            match link_kind(&self.updated_path())? {
+                LinkKind::Absent => {}
+                LinkKind::Other => return Err(StoreError::NoLink(self.updated_path())),
+                LinkKind::Link => rename(&self.updated_path(), &path)?,
+            }
+        }
+        self.current()
     }
 
     /// Stores a certificate with its key, and makes it the one in use. Returns its facts.
@@ -240,7 +247,8 @@ mod tests {
         let facts = store.update(&self_signed(&first, &wanted), &first, now).unwrap();
         // A kubelet removes the link before the rename.
         std::fs::rename(store.current_path(), store.updated_path()).unwrap();
-        assert_eq!(store.current().unwrap(), Some(facts));
+        assert_eq!(store.current().unwrap(), None, "a read changes nothing");
+        assert_eq!(store.recover().unwrap(), Some(facts));
         // A link that was made and not renamed.
         symlink("/nowhere", store.updated_path()).unwrap();
         let second = NodeKey::generate().unwrap();

@@ -187,7 +187,7 @@ pub(crate) fn publish() -> Publish {
 }
 
 /// Waits until a condition holds.
-pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
+pub(crate) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + TEST_TIMEOUT;
     while !condition() {
         assert!(tokio::time::Instant::now() < deadline, "{what} does not happen");
