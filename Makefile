@@ -24,7 +24,7 @@ ifeq ($(TEST),test)
 export RUST_TEST_THREADS ?= 1
 endif
 
-.PHONY: all install build quick pgo dist test-dist check check-files test soak flaky fuzz test-skew test-runtimes histories vm bench bench-scale profile profile-heap run
+.PHONY: all install build quick pgo dist test-dist check check-files test soak flaky fuzz test-skew test-chart test-runtimes histories vm bench bench-scale profile profile-heap run
 
 all: build
 
@@ -119,6 +119,12 @@ test-skew: install
 	$(STEP) "binary of the other version" scripts/other-binary.sh target/skew/bin $(BASE)
 	$(MAKE) --no-print-directory quick
 	$(STEP) "versions side by side" env $(LINTED) QUINTLET_BIN_DIR=$(QUICK_BIN_DIR) QUINTLET_OTHER_BIN_DIR=$(CURDIR)/target/skew/bin $(CARGO) nextest run --workspace --locked --run-ignored only -E 'package(quintlet-e2e) & test(/^skew::/)'
+
+# Installs the chart in a cluster of this machine. KUBERNETES is a folder with etcd, kube-apiserver, kube-controller-manager, kube-scheduler,
+# kubelet and kubectl. Needs root.
+test-chart: quick
+	scripts/install.sh test
+	$(STEP) "chart in a cluster" env BIN_DIR=$(QUICK_BIN_DIR) KUBERNETES=$(KUBERNETES) scripts/with-helm.sh tests/cluster/chart.sh
 
 # Runs each fuzz target for 30 s, two at a time. Commit additions to tests/fuzz/corpus together with the fix.
 fuzz:

@@ -211,6 +211,10 @@ want host-runtime ConfigMap 0
 want host-runtime ServiceAccount 0
 has host-runtime cri-proxy "--runtime-endpoint=unix:///run/crio/crio.sock"
 has host-runtime pod-sync "--root-dir=/data/quintlet"
+# Space for images is measured where the runtime has them.
+has default pod-sync "{ name: runtime-root, mountPath: /var/lib/quintlet-containerd, readOnly: true }"
+has default node-api "{ name: runtime-root, mountPath: /var/lib/quintlet-containerd, readOnly: true }"
+has host-runtime pod-sync "{ path: /var/lib/containers, type: Directory }"
 has host-runtime pod-sync "--node-label=tier=edge"
 has host-runtime status-reporter "--node-label=tier=edge"
 has host-runtime pod-sync "--cluster-dns=10.96.0.10"
@@ -399,7 +403,7 @@ has client-ca pod-sync "{ path: /etc/kubernetes, type: Directory }"
 has pod node "--kubeconfig=/etc/quintlet/credentials/kubeconfig"
 # A mount of one file shows the old file after a rename over it, which is how credentials are replaced. The ID of the machine stays.
 for case in default pod host-runtime config client-ca bootstrap bootstrap-pod bootstrap-secret; do
-    single=$(grep -E 'subPath|type: File' "$work/$case.yaml" | grep -v '/etc/machine-id' || true)
+    single=$(grep -E 'subPath|type: File' "$work/$case.yaml" | grep -v '/etc/machine-id\|/etc/os-release' || true)
     [ -z "$single" ] || fail "$case mounts a single file: $single"
 done
 
@@ -540,6 +544,9 @@ server="--set bootstrap.server=https://a"
     contradicts "bootstrap.server has no effect without bootstrap.enabled" $server
     contradicts "bootstrap.approve has no effect without bootstrap.enabled" --set bootstrap.approve=true
     contradicts "contradicts probeService.instances" --set probeService.instances=2 --set 'services.probe-service.extraArgs={--id=a}'
+    contradicts "containerd.socket has no effect with containerd.enabled" --set containerd.socket=/run/a.sock
+    contradicts "containerd.enabled=false needs containerd.socket" --set containerd.enabled=false
+    contradicts "containerd.enabled=false needs containerd.rootDir" --set containerd.enabled=false --set containerd.socket=/run/a.sock
     contradicts "plegService.followerArgs has no effect" --set 'plegService.followerArgs={--log-level=debug}'
     printf 'kind: KubeletConfiguration\nmaxPods: 7\n---\nkind: QuintletConfiguration\nsubscribers: { uids: ["1000"] }\n' > "$work/subscribers"
     contradicts "subscribers in config has no effect in the chart: use the value subscribers" --set-file config="$work/subscribers"

@@ -32,6 +32,11 @@ imagePullPolicy: {{ $image.pullPolicy | default "IfNotPresent" }}
 {{- if .Values.containerd.enabled }}{{ .Values.host.runDir }}/runtime/containerd.sock{{ else }}{{ .Values.containerd.socket }}{{ end }}
 {{- end }}
 
+{{/* The directory in which the runtime has its images and snapshots. */}}
+{{- define "quintlet.runtimeRoot" -}}
+{{- .Values.containerd.rootDir | default (ternary "/var/lib/quintlet-containerd" "" .Values.containerd.enabled) -}}
+{{- end }}
+
 {{/* Which parts see the node identity. */}}
 {{- define "quintlet.hasKubeconfig" -}}
 {{- if or .Values.kubeconfig.hostPath .Values.kubeconfig.secretName }}true{{ end }}
@@ -350,12 +355,16 @@ pod-sync:
     {{- if eq $part "node-api" }}
     # For statistics of their file systems.
     - { name: root, mountPath: {{ $values.host.rootDir }}, readOnly: true }
+    - { name: runtime-root, mountPath: {{ include "quintlet.runtimeRoot" .root }}, readOnly: true }
     - { name: pod-logs, mountPath: {{ $values.host.podLogsDir }}, readOnly: true }
     - { name: node-api-certs, mountPath: {{ $values.nodeApi.certDir }} }
     {{- if $values.nodeApi.clientCAFile }}
     # A directory: a mount of the file alone would show the old file after it is replaced.
     - { name: client-ca, mountPath: /etc/quintlet/client-ca, readOnly: true }
     {{- end }}
+    # For machine_info and cadvisor_version_info of /metrics/cadvisor.
+    - { name: machine-id, mountPath: /etc/machine-id, readOnly: true }
+    - { name: os-release, mountPath: /etc/os-release, readOnly: true }
     # For the memory of the node and what the runtime omits of pods.
     - { name: cgroup, mountPath: /sys/fs/cgroup, readOnly: true }
     {{- end }}
@@ -369,12 +378,16 @@ pod-sync:
     {{- end }}
     {{- if eq $part "pod-sync" }}
     - { name: root, mountPath: {{ $values.host.rootDir }}, mountPropagation: Bidirectional }
+    # For the space that is left for images: eviction and image garbage collection.
+    - { name: runtime-root, mountPath: {{ include "quintlet.runtimeRoot" .root }}, readOnly: true }
     - { name: pod-logs, mountPath: {{ $values.host.podLogsDir }} }
     {{- if $values.host.containerLogsDir }}
     - { name: container-logs, mountPath: {{ $values.host.containerLogsDir }} }
     {{- end }}
     - { name: cgroup, mountPath: /sys/fs/cgroup }
     - { name: machine-id, mountPath: /etc/machine-id, readOnly: true }
+    # For the operating system in the Node.
+    - { name: os-release, mountPath: /etc/os-release, readOnly: true }
     {{- if $values.shutdown.systemBusDir }}
     - { name: system-bus, mountPath: /run/dbus, readOnly: true }
     {{- end }}
@@ -456,7 +469,7 @@ pod-sync:
     - { name: containerd-network, mountPath: {{ .Values.containerd.cni.confDir }} }
     - { name: runtime, mountPath: {{ .Values.host.runDir }}/runtime }
     - { name: containerd-state, mountPath: /run/containerd }
-    - { name: containerd-root, mountPath: {{ .Values.containerd.rootDir }} }
+    - { name: runtime-root, mountPath: {{ include "quintlet.runtimeRoot" . }} }
     - { name: root, mountPath: {{ .Values.host.rootDir }}, mountPropagation: Bidirectional }
     - { name: pod-logs, mountPath: {{ .Values.host.podLogsDir }} }
     - { name: cgroup, mountPath: /sys/fs/cgroup }
@@ -487,8 +500,6 @@ pod-sync:
   configMap: { name: {{ include "quintlet.name" .root }}-containerd, items: [{ key: 10-quintlet.conflist, path: 10-quintlet.conflist }] }
 - name: containerd-state
   emptyDir: {}
-- name: containerd-root
-  hostPath: { path: {{ $values.containerd.rootDir }}, type: DirectoryOrCreate }
 {{- end }}
 {{- if has "node-api" .parts }}
 - name: node-api-certs
@@ -529,6 +540,8 @@ pod-sync:
   {{- end }}
 {{- end }}
 {{- if or (has "pod-sync" .parts) (has "containerd" .parts) (has "node-api" .parts) }}
+- name: runtime-root
+  hostPath: { path: {{ include "quintlet.runtimeRoot" .root }}, type: {{ if $values.containerd.enabled }}DirectoryOrCreate{{ else }}Directory{{ end }} }
 - name: root
   hostPath: { path: {{ $values.host.rootDir }}, type: DirectoryOrCreate }
 {{- end }}
@@ -540,13 +553,17 @@ pod-sync:
 - name: cgroup
   hostPath: { path: /sys/fs/cgroup, type: Directory }
 {{- end }}
+{{- if or (has "pod-sync" .parts) (has "node-api" .parts) }}
+- name: machine-id
+  hostPath: { path: /etc/machine-id, type: File }
+- name: os-release
+  hostPath: { path: /etc/os-release, type: File }
+{{- end }}
 {{- if has "pod-sync" .parts }}
 {{- if $values.host.containerLogsDir }}
 - name: container-logs
   hostPath: { path: {{ $values.host.containerLogsDir }}, type: DirectoryOrCreate }
 {{- end }}
-- name: machine-id
-  hostPath: { path: /etc/machine-id, type: File }
 {{- if $values.shutdown.systemBusDir }}
 - name: system-bus
   hostPath: { path: {{ $values.shutdown.systemBusDir }}, type: DirectoryOrCreate }
@@ -568,5 +585,5 @@ mount left in it stays, since what is mounted may be a hostPath volume.
 */}}
 {{- define "quintlet.cleanUp" -}}
 {{- $host := .Values.host -}}
-for dir in {{ $host.rootDir }} {{ $host.runDir }}{{ if .Values.containerd.enabled }} {{ .Values.containerd.rootDir }}{{ end }}; do below() { awk -v dir="$dir/" 'index($2, dir) == 1 { print $2 }' /proc/mounts; }; below | sort -r | xargs -r umount; [ -n "$(below)" ] || rm -rf "$dir"; done; rm -rf {{ $host.podLogsDir }} {{ .Values.nodeApi.certDir }}{{ if .Values.bootstrap.enabled }} {{ .Values.kubeconfig.hostPath }} {{ dir .Values.kubeconfig.hostPath }}/pki{{ end }}; find /sys/fs/cgroup -depth -type d \( -path '/sys/fs/cgroup*{{ $host.cgroupRoot }}' -o -path '/sys/fs/cgroup*{{ $host.cgroupRoot }}/*' \) -exec rmdir {} +{{ if .Values.containerd.enabled }}; ip link delete {{ .Values.containerd.cni.bridge }}{{ end }}
+for dir in {{ $host.rootDir }} {{ $host.runDir }}{{ if .Values.containerd.enabled }} {{ include "quintlet.runtimeRoot" . }}{{ end }}; do below() { awk -v dir="$dir/" 'index($2, dir) == 1 { print $2 }' /proc/mounts; }; below | sort -r | xargs -r umount; [ -n "$(below)" ] || rm -rf "$dir"; done; rm -rf {{ $host.podLogsDir }} {{ .Values.nodeApi.certDir }}{{ if .Values.bootstrap.enabled }} {{ .Values.kubeconfig.hostPath }} {{ dir .Values.kubeconfig.hostPath }}/pki{{ end }}; find /sys/fs/cgroup -depth -type d \( -path '/sys/fs/cgroup*{{ $host.cgroupRoot }}' -o -path '/sys/fs/cgroup*{{ $host.cgroupRoot }}/*' \) -exec rmdir {} +{{ if .Values.containerd.enabled }}; ip link delete {{ .Values.containerd.cni.bridge }}{{ end }}
 {{- end }}

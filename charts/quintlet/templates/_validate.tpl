@@ -20,6 +20,10 @@
 {{- if get $bootstrap $name }}{{ fail (printf "bootstrap.%s has no effect without bootstrap.enabled" $name) }}{{ end -}}
 {{- end -}}
 {{- end -}}
+{{- $runtime := $values.containerd -}}
+{{- if and $runtime.enabled $runtime.socket }}{{ fail "containerd.socket has no effect with containerd.enabled" }}{{ end -}}
+{{- if not (or $runtime.enabled $runtime.socket) }}{{ fail "containerd.enabled=false needs containerd.socket: a runtime of the host that no kubelet uses" }}{{ end -}}
+{{- if not (or $runtime.enabled $runtime.rootDir) }}{{ fail "containerd.enabled=false needs containerd.rootDir: where that runtime has its images, for eviction and garbage collection" }}{{ end -}}
 {{- if gt (int $values.probeService.instances) 1 -}}
 {{- range (index $values.services "probe-service").extraArgs -}}
 {{- if hasPrefix "--id" . }}{{ fail "--id in services.probe-service.extraArgs contradicts probeService.instances: each instance has an ID of its own" }}{{ end -}}
@@ -49,7 +53,7 @@
 {{- $_ := set $ports $key $name -}}
 {{- end -}}
 {{- $dirs := dict -}}
-{{- range $name, $dir := dict "host.runDir" $values.host.runDir "host.rootDir" $values.host.rootDir "host.podLogsDir" $values.host.podLogsDir "host.containerLogsDir" $values.host.containerLogsDir "containerd.rootDir" (ternary $values.containerd.rootDir "" $values.containerd.enabled) "nodeApi.certDir" $values.nodeApi.certDir -}}
+{{- range $name, $dir := dict "host.runDir" $values.host.runDir "host.rootDir" $values.host.rootDir "host.podLogsDir" $values.host.podLogsDir "host.containerLogsDir" $values.host.containerLogsDir "containerd.rootDir" (include "quintlet.runtimeRoot" .) "nodeApi.certDir" $values.nodeApi.certDir -}}
 {{- if $dir -}}
 {{- $clean := clean $dir -}}
 {{- if hasKey $dirs $clean }}{{ fail (printf "%s and %s are both %s" (get $dirs $clean) $name $clean) }}{{ end -}}

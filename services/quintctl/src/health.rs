@@ -208,7 +208,7 @@ async fn row(peer: &Peer, paths: &Paths) -> Row {
     } else {
         Ok((true, String::new()))
     };
-    let (well, detail) = own.unwrap_or_else(|error| (false, quintlet_kit::error_chain(&error)));
+    let (well, detail) = own.unwrap_or_else(|error| without_detail(&error));
     let serving = status == ServingStatus::Serving;
     let health = match (status, well) {
         (ServingStatus::Serving, true) => "serving",
@@ -217,6 +217,14 @@ async fn row(peer: &Peer, paths: &Paths) -> Row {
         (ServingStatus::Unknown, _) => "unknown",
     };
     Row { service: peer.service.clone(), serving: serving && well, health: health.to_owned(), detail }
+}
+
+/// Returns whether a service is well that gave no details, and why not. Users of other services, as in their containers, get none.
+fn without_detail(error: &Error) -> (bool, String) {
+    match error {
+        Error::Rpc { code: Code::PermissionDenied, .. } => (true, "no details for this user".to_owned()),
+        other => (false, quintlet_kit::error_chain(other)),
+    }
 }
 
 /// Returns the peers that the service refuses, with what to do, or none.
@@ -325,6 +333,16 @@ mod tests {
     use quintlet_proto::runtime::v1::SourceState;
 
     use super::*;
+
+    #[test]
+    fn a_service_that_gives_this_user_no_details_is_not_unhealthy() {
+        let refusal = |code| Error::Rpc { service: "pleg-service".into(), code, message: "no".into() };
+        assert_eq!(
+            without_detail(&refusal(Code::PermissionDenied)),
+            (true, "no details for this user".to_owned())
+        );
+        assert!(!without_detail(&refusal(Code::Internal)).0);
+    }
 
     #[test]
     fn pleg_service_is_healthy_while_its_lists_succeed() {

@@ -112,20 +112,22 @@ struct Process {
     memory: Option<u64>,
 }
 
+impl Process {
+    /// Returns whether this is the process of an earlier sample, which has not used more.
+    fn is_same(&self, earlier: &Self) -> bool {
+        self.name == earlier.name && self.pid == earlier.pid && self.cpu_seconds >= earlier.cpu_seconds
+    }
+}
+
 async fn sample(paths: &Paths) -> Sample {
     let (versions, seen, usage, pods) =
         tokio::join!(version::fetch(paths), health::overview(paths), Box::pin(usage(paths)), pods(paths));
-    let services = versions
-        .into_iter()
-        .filter(|row| row.service != "quintctl")
-        .map(|row| Process {
-            cpu_seconds: row.pid.and_then(cpu_seconds),
-            memory: row.pid.and_then(memory),
-            name: row.service,
-            pid: row.pid,
-            uptime: row.uptime_seconds,
-        })
-        .collect();
+    let peers = Peer::all(paths);
+    let rows = versions.into_iter().filter_map(|row| {
+        let peer = peers.iter().find(|peer| peer.service == row.service)?;
+        Some(process(peer, row))
+    });
+    let services = futures::future::join_all(rows).await;
     let mut probes = None;
     for peer in Peer::probes(paths) {
         probes = add(probes, sums(&metrics(&peer).await, "prober_probe_duration_seconds"));
@@ -140,6 +142,32 @@ async fn sample(paths: &Paths) -> Sample {
         probes,
         inspections,
     }
+}
+
+/// Returns what a service uses, from `/proc` or, if its process is in another PID namespace, as in another container, from its metrics.
+async fn process(peer: &Peer, row: version::Row) -> Process {
+    let (name, uptime) = (row.service, row.uptime_seconds);
+    if let Some(pid) = row.pid
+        && server_pid(peer).await == Some(pid)
+    {
+        return Process { name, pid: Some(pid), uptime, cpu_seconds: cpu_seconds(pid), memory: memory(pid) };
+    }
+    let text = metrics(peer).await;
+    Process {
+        name,
+        pid: None,
+        uptime,
+        cpu_seconds: value(&text, "process_cpu_seconds_total"),
+        memory: value(&text, "process_resident_memory_bytes").map(bytes),
+    }
+}
+
+/// Returns the process that serves a socket, in the PID namespace of this process.
+async fn server_pid(peer: &Peer) -> Option<u32> {
+    let stream = tokio::net::UnixStream::connect(&peer.path).await.ok()?;
+    let pid = stream.peer_cred().ok()?.pid()?;
+    // The kernel gives 0 for a process of another namespace.
+    u32::try_from(pid).ok().filter(|pid| *pid > 0)
 }
 
 async fn pods(paths: &Paths) -> Result<Vec<PodView>, Error> {
@@ -174,6 +202,17 @@ async fn metrics(peer: &Peer) -> String {
         Ok::<_, Error>(peer.list(client.metrics(MetricsRequest {})).await?.text)
     };
     text.await.unwrap_or_default()
+}
+
+/// Returns the value of a metric without labels.
+fn value(metrics: &str, name: &str) -> Option<f64> {
+    metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+}
+
+/// Returns a gauge of bytes as a number.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast of a float saturates")]
+fn bytes(value: f64) -> u64 {
+    value as u64
 }
 
 /// Returns the sum and the count of a histogram, over all its labels.
@@ -274,7 +313,7 @@ fn between(before: &Sample, now: &Sample) -> Top {
         .services
         .iter()
         .map(|p| {
-            let old = before.services.iter().find(|o| o.pid == p.pid && p.pid.is_some());
+            let old = before.services.iter().find(|old| p.is_same(old));
             let cpu = old.and_then(|o| Some((p.cpu_seconds? - o.cpu_seconds?) / seconds * 100.0));
             ServiceTop {
                 service: p.name.clone(),
@@ -453,6 +492,44 @@ web  1/1    Running  0         25.0%  3.0Mi
         second.probes = Some((0.03, 3.0));
         let top = between(&first, &second);
         assert_eq!((top.services[0].cpu_percent, top.probe_ms.map(f64::round)), (None, Some(10.0)));
+        // A process of another PID namespace has no number here. It was replaced if it has used less.
+        let hidden = |cpu| {
+            let mut sample = at(&first, 2, cpu, 0);
+            sample.services[0].pid = None;
+            sample
+        };
+        let rate = |before, now| between(&hidden(before), &hidden(now)).services[0].cpu_percent;
+        assert_eq!((rate(1.0, 1.0), rate(1.0, 0.5)), (Some(0.0), None));
+    }
+
+    #[tokio::test]
+    async fn a_process_is_looked_up_only_if_it_serves_the_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let peer = Peer::new("pod-sync", dir.path().join("pod-sync.sock"));
+        assert_eq!(server_pid(&peer).await, None);
+        let listener = tokio::net::UnixListener::bind(&peer.path).unwrap();
+        assert_eq!(server_pid(&peer).await, Some(std::process::id()));
+        let row = |pid| version::Row {
+            service: "pod-sync".into(),
+            version: None,
+            commit: None,
+            pid: Some(pid),
+            uptime_seconds: None,
+            skew: false,
+            error: None,
+        };
+        let seen = process(&peer, row(std::process::id())).await;
+        assert!(seen.pid.is_some() && seen.memory.is_some());
+        // Process 1 exists here, too. That a service has this number somewhere else says nothing about it.
+        drop(listener);
+        let other = process(&peer, row(1)).await;
+        assert_eq!((other.pid, other.cpu_seconds, other.memory), (None, None, None));
+    }
+
+    #[test]
+    fn the_value_of_a_metric_is_found_by_its_whole_name() {
+        let text = "# TYPE a gauge\na_b 2.0\na 1.5e3\n";
+        assert_eq!((value(text, "a"), value(text, "b"), bytes(1.5e3)), (Some(1500.0), None, 1500));
     }
 
     #[test]

@@ -23,8 +23,8 @@ use crate::shutdown::ActivePods;
 use crate::storage::{LoggedPods, MeasuredPods};
 use crate::volumes::MountedVolumes;
 
-/// File below the run directory: the position in the kernel's log up to which kills were reported.
-const KERNEL_LOG_POSITION: &str = "kernel-log";
+/// File below the state directory: the position in the kernel's log up to which kills were reported.
+const KERNEL_LOG_POSITION: &str = ".kernel-log";
 
 impl Agent {
     /// Starts the task that gives running containers the CPUs that they share.
@@ -78,7 +78,7 @@ impl Agent {
 
     /// Reports processes that the kernel killed because the node had no memory left.
     fn report_kills(&self, log: PathBuf) -> impl Future<Output = ()> + Send + use<> {
-        let position = self.paths.run().join(KERNEL_LOG_POSITION);
+        let position = self.paths.state_dir().join(KERNEL_LOG_POSITION);
         let (events, node) = (self.ctx.reporting.events.clone(), self.ctx.node.settings.node_name.clone());
         let stop = self.stop.clone();
         async move {

@@ -40,7 +40,7 @@ pub use crate::events::{EventNumber, EventType, Events, RecordedEvent, record_se
 pub use crate::node_volumes::{NodeCsiDriver, NodeCsiDrivers, NodeVolumes, NodeVolumesState};
 pub use crate::pleg::{ObserveError, Observed, Pleg, PlegHealthError};
 pub use crate::probes::{PodMemory, ProbeFailure, Probes};
-pub use crate::requests::{LAG, REQUEST_TIMEOUT, RequestError, may_be_lag, retry_on_lag};
+pub use crate::requests::{LAG, NoIdentity, REQUEST_TIMEOUT, RequestError, may_be_lag, retry_on_lag};
 pub use crate::retry::SERVICE_RETRY;
 pub use crate::runtime::{CallError, ExecOutput, Runtime, RuntimeMountPoints, WritableLayer};
 pub use crate::status::{MirrorError, NodeReportError, StatusAck, Statuses};

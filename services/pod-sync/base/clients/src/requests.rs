@@ -26,6 +26,26 @@ pub enum RequestError {
     Silent(Duration),
 }
 
+/// A request was not sent: the node has no identity yet. The task that gets one logs what it waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoIdentity {
+    /// No certificate was issued to the node.
+    #[error("the node has no client certificate yet")]
+    NoCertificate,
+    /// Another machine may have the name of the node.
+    #[error("the name of the node is not checked yet")]
+    UncheckedName,
+}
+
+impl NoIdentity {
+    /// Returns the reason if that is why a request failed.
+    #[must_use]
+    pub fn in_chain(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
+        std::iter::successors(Some(error), |error| error.source())
+            .find_map(|error| error.downcast_ref::<Self>().copied())
+    }
+}
+
 /// Sends a request, and repeats it as long as the refusal may be due to a lag of the API server. Waits up to `limit` for each
 /// response.
 ///
@@ -82,6 +102,15 @@ mod tests {
         };
         assert!(may_be_lag(&not_found("pods")) && may_be_lag(&not_found("pod")));
         assert!(!may_be_lag(&not_found("configmaps")));
+    }
+
+    #[test]
+    fn a_request_that_was_not_sent_is_recognised_in_the_error_of_its_caller() {
+        let unsent = kube::Error::Service(NoIdentity::UncheckedName.into());
+        let of_watch = kube::runtime::watcher::Error::InitialListFailed(unsent);
+        assert_eq!(NoIdentity::in_chain(&of_watch), Some(NoIdentity::UncheckedName));
+        let refused = kube::Error::Service(std::io::Error::other("refused").into());
+        assert_eq!(NoIdentity::in_chain(&refused), None);
     }
 
     #[tokio::test(start_paused = true)]

@@ -17,6 +17,8 @@ use quintlet_model::ids::PodUid;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use pod_sync_clients::NoIdentity;
+
 use super::lenient::{Lenient, Undecodable};
 use super::{Snapshot, SourceEvent, SourceSender};
 use pod_sync_layout::{ManifestProblem, SourceKind};
@@ -300,9 +302,15 @@ impl ClusterView {
     }
 }
 
-// The API server may be unavailable for hours: errors of one watch are logged once a minute.
+// The API server may be unavailable for hours: errors of one watch are logged once a minute. A certificate may be approved hours later, too.
 fn log_watch_error(watch: &'static str, error: &watcher::Error) {
-    tracing::warn!(watch, error = quintlet_kit::error_chain(error), "watch failed, retrying");
+    let has_no_identity = NoIdentity::in_chain(error).is_some();
+    let error = quintlet_kit::error_chain(error);
+    if has_no_identity {
+        tracing::debug!(watch, error, "watch waits for the identity of the node");
+    } else {
+        tracing::warn!(watch, error, "watch failed, retrying");
+    }
 }
 
 /// Waits for the next event whose object can be decoded. Returns `None` if stopped. An object that cannot be

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use pod_sync_clients::NoIdentity;
 use quintlet_kit::task;
 use quintlet_kit::timers::FileChecks;
 use serde_json::Value;
@@ -22,16 +23,6 @@ const SILENCE: Duration = Duration::from_secs(300);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// Longest wait of a request for the first client, during a bootstrap.
 const FIRST_CLIENT: Duration = Duration::from_secs(30);
-
-/// There is no client yet: the node has no certificate.
-#[derive(Debug, thiserror::Error)]
-#[error("the node has no client certificate yet")]
-struct NoClient;
-
-/// Requests are not sent yet.
-#[derive(Debug, thiserror::Error)]
-#[error("the name of the node is not checked yet")]
-struct Closed;
 
 /// Returns a client of a kubeconfig.
 ///
@@ -114,7 +105,7 @@ impl NodeClient {
             async move {
                 let first = tokio::time::timeout(FIRST_CLIENT, newest.wait_for(Option::is_some)).await;
                 let client = first.ok().and_then(|found| found.ok().and_then(|client| client.clone()));
-                let client = client.ok_or_else(|| kube::Error::Service(NoClient.into()))?;
+                let client = client.ok_or_else(|| kube::Error::Service(NoIdentity::NoCertificate.into()))?;
                 client.send(request).await
             }
         });
@@ -132,7 +123,7 @@ impl NodeClient {
                 if waited.is_ok_and(|found| found.is_ok()) {
                     client.send(request).await
                 } else {
-                    Err(kube::Error::Service(Closed.into()))
+                    Err(kube::Error::Service(NoIdentity::UncheckedName.into()))
                 }
             }
         });
