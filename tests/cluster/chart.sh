@@ -10,10 +10,7 @@
 # Needs root, helm, openssl, dockerd, containerd and CNI plugins. It runs in network and mount namespaces of its own.
 set -eu
 
-if [ "${QUINTLET_CLUSTER_INSIDE:-}" != yes ]; then
-    export QUINTLET_CLUSTER_INSIDE=yes
-    exec unshare --mount --net --propagation private "$0" "$@"
-fi
+[ "${QUINTLET_CLUSTER_INSIDE:-}" = yes ] || QUINTLET_CLUSTER_INSIDE=yes exec unshare --mount --net --propagation private "$0" "$@"
 
 repo=$(cd "$(dirname "$0")/../.." && pwd)
 kubernetes=$(cd "${KUBERNETES:?a folder with the programs of Kubernetes}" && pwd)
@@ -23,50 +20,20 @@ address=10.99.0.2
 cgroup=quintlet-chart-$$
 mkdir -p "$work"
 . "$repo/tests/cluster/control-plane.sh"
+. "$repo/tests/cluster/machine.sh"
 . "$repo/tests/cluster/host-node.sh"
 for tool in helm openssl dockerd docker containerd; do
     command -v $tool > /dev/null || { say "$tool is needed"; exit 1; }
 done
 
-below() {
-    awk -v dir="$1/" 'index($2, dir) == 1 { print $2 }' /proc/mounts | sort -r
-}
-
 clean() {
     trap - EXIT INT TERM
-    stop_all
-    for shim in $(pgrep -f "^[^ ]*containerd-shim.*-address $work/" || true); do
-        kill -KILL "$shim" 2> /dev/null || true
-    done
-    for tree in "$cgroup" quintlet; do
-        for try in 1 2 3 4 5; do
-            cgroups "$tree" | while read -r dir; do
-                while read -r process; do kill -KILL "$process" 2> /dev/null || true; done < "$dir/cgroup.procs" || true
-                rmdir "$dir" 2> /dev/null || true
-            done
-            sleep 0.2
-        done
-    done
-    for point in $(below "$work"); do umount -l "$point" || true; done
+    clean_machine "$cgroup" quintlet
     [ -n "${WORK:-}" ] || rm -rf "$work"
 }
 trap 'status=$?; clean; exit $status' EXIT
 trap 'exit 130' INT TERM
-
-# The network of the machine: one address, and a route that leads nowhere.
-ip link set lo up
-ip link add eth0 type veth peer name wire
-ip link set wire up
-ip address add "$address/24" dev eth0
-ip link set eth0 up
-ip route add default via 10.99.0.1
-# Most machines have / shared. The directories of both nodes on the host are those of this test.
-mount --make-rshared /
-mkdir -p "$work/machine/etc" "$work/machine/etc-work" "$work/machine/run" "$work/machine/var/lib" "$work/machine/var/log"
-mount -t overlay -o "lowerdir=/etc,upperdir=$work/machine/etc,workdir=$work/machine/etc-work" overlay /etc
-for dir in /run /var/lib /var/log; do
-    mount --bind "$work/machine$dir" "$dir"
-done
+make_machine
 
 say "images"
 export DOCKER_HOST="unix://$work/docker.sock"
@@ -197,6 +164,7 @@ try_chart() {
     kubectl get csr -o name | xargs "$kubernetes/kubectl" certificate approve > "$work/last"
     wait_for 120 second_is_ready || fail "no second Node"
     wait_for 120 all_ready || fail "a pod of the release is not Ready"
+    case $* in *bootstrap.servingCertificate=true*) wait_for 60 is_issued || fail "the node API has no certificate of the cluster" ;; esac
     node=$(kubectl get nodes -l quintlet.dev/beside-kubelet -o jsonpath='{.items[0].metadata.name}')
     pause "$case-installed"
 
@@ -205,6 +173,7 @@ try_chart() {
     wait_for 60 web_is_ready 2 || fail "pods on the second Node are not Ready"
     kubectl get pods -o wide
     pod=$(kubectl get pod -l app=web -o name | head -n 1)
+    wait_for 60 kubectl logs "$pod" || fail "kubectl logs"
     expect "kubectl logs" "good day" "$(kubectl logs "$pod")"
     expect "stdin of kubectl exec" "through" "$(echo through | kubectl exec -i "$pod" -- cat)"
     # What `kubectl top` shows comes from this page, by way of the metrics-server.
@@ -252,7 +221,7 @@ try_chart() {
     left=$(for dir in /run/quintlet /var/lib/quintlet /var/lib/quintlet-containerd /var/lib/quintlet-node-api /var/log/quintlet /etc/quintlet/kubeconfig \
         /etc/quintlet/pki; do
         find "$dir" -mindepth 1 2> /dev/null || true
-    done; cgroups quintlet | grep -v "$cgroup" || true; ip -o link show quintlet0 2> /dev/null || true
+    done; cgroups quintlet; ip -o link show quintlet0 2> /dev/null || true
     kubectl get clusterrole,clusterrolebinding,nodes -o name | grep quintlet || true)
     expect "what is left" "" "$left"
     kubectl delete namespace quintlet --wait > "$work/last"
@@ -260,6 +229,9 @@ try_chart() {
 }
 fetched() {
     curl -fsS http://127.0.0.1:18080/greeting
+}
+is_issued() {
+    openssl s_client -connect "$address:10350" < /dev/null 2> /dev/null | openssl x509 -noout -issuer | grep 'CN *= *kubernetes$'
 }
 measured() {
     kubectl get --raw "/api/v1/nodes/$node/proxy/stats/summary" | tee "$work/summary" | grep -A 9 '"imageFs"' | grep '"capacityBytes": *[1-9]'
@@ -273,5 +245,7 @@ try_chart daemonsets
 second=$work/second/containerd.sock
 start_runtime second 10.89.0.0/24
 ctr --address "$second" -n k8s.io images import "$work/pod-images.tar" > "$work/logs/import-second.log"
-try_chart pod --set mode=pod --set containerd.enabled=false --set "containerd.socket=$second" --set "containerd.rootDir=$work/second/root"
+# The cluster approves client certificates, and issues serving ones.
+try_chart pod --set mode=pod --set bootstrap.approve=true --set bootstrap.servingCertificate=true \
+    --set containerd.enabled=false --set "containerd.socket=$second" --set "containerd.rootDir=$work/second/root"
 say "all passed"

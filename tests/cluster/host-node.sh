@@ -1,4 +1,4 @@
-# A node with a kubelet and a containerd of its own, for the scripts of this folder; read with `.` after control-plane.sh. It has no systemd.
+# A node with a kubelet and a containerd of its own, for the scripts of this folder; read with `.` after machine.sh. It has no systemd.
 #
 #   kubernetes  also has kubelet
 #   runtime     set here: the socket of the node's containerd
@@ -33,22 +33,6 @@ END
     wait_for 30 ctr --address "$work/$1/containerd.sock" version
 }
 
-# cgroups NAME: its cgroups in each hierarchy.
-cgroups() {
-    find /sys/fs/cgroup -depth -type d -path "/sys/fs/cgroup*/$1*" 2> /dev/null || true
-}
-
-# make_cgroup NAME: one in each hierarchy, with the processors and memory of the parent.
-make_cgroup() {
-    for tree in /sys/fs/cgroup /sys/fs/cgroup/*; do
-        [ -f "$tree/cgroup.procs" ] || continue
-        mkdir -p "$tree/$1"
-        for file in cpuset.cpus cpuset.mems; do
-            [ ! -f "$tree/$1/$file" ] || [ -s "$tree/cgroup.controllers" ] || cat "$tree/$file" > "$tree/$1/$file"
-        done
-    done
-}
-
 # start_host_node NAME: starts the node's containerd and its kubelet.
 start_host_node() {
     start_runtime host 10.88.0.0/24
@@ -72,5 +56,27 @@ registerNode: true
 END
     start kubelet "$kubernetes/kubelet" --config "$work/host/kubelet.yaml" --kubeconfig "$work/host/kubelet.conf" --hostname-override "$1" \
         --root-dir "$work/host/kubelet" --cert-dir "$work/host/kubelet/pki" --node-ip "$address"
+    wait_for 60 kubectl wait --for=condition=Ready "node/$1" --timeout=1s
+}
+
+# start_quintlet_node NAME: starts the node's containerd, and Quintlet as its agent.
+start_quintlet_node() {
+    start_runtime host 10.88.0.0/24
+    certificate "node-$1" "/O=system:nodes/CN=system:node:$1" clientAuth
+    kubeconfig "$work/host/node.conf" "node-$1"
+    make_cgroup "$cgroup"
+    cat > "$work/host/quintlet.yaml" <<END
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: { x509: { clientCAFile: $pki/ca.crt } }
+cgroupDriver: cgroupfs
+clusterDNS: [10.96.0.10]
+failCgroupV1: false
+failSwapOn: false
+evictionHard: { memory.available: 50Mi }
+imageGCHighThresholdPercent: 100
+END
+    start quintlet "$bin_dir/quintctl" up --config "$work/host/quintlet.yaml" --kubeconfig "$work/host/node.conf" --node-name "$1" \
+        --base "$work/host/quintlet" --runtime-endpoint "unix://$runtime" --cgroup-root "/$cgroup"
     wait_for 60 kubectl wait --for=condition=Ready "node/$1" --timeout=1s
 }

@@ -167,6 +167,8 @@ async fn wait_for_next_round(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Disks {
     NotRead,
+    /// The runtime did not answer yet: at the start of a machine it may be later than this service.
+    Late,
     Unknown,
     Known,
 }
@@ -183,8 +185,9 @@ impl Disks {
                 tracing::info!(?layout, "file systems of the runtime are known");
                 Self::Known
             }
+            None if self == Self::NotRead => Self::Late,
             None => {
-                if self == Self::NotRead {
+                if self == Self::Late {
                     tracing::warn!(
                         "file systems of the runtime are unknown, no pod is evicted for disk space"
                     );
