@@ -24,7 +24,7 @@ ifeq ($(TEST),test)
 export RUST_TEST_THREADS ?= 1
 endif
 
-.PHONY: all install build quick pgo dist test-dist check check-files test soak flaky fuzz test-skew test-chart test-runtimes histories vm bench bench-scale profile profile-heap run
+.PHONY: all install build quick pgo dist test-dist check check-files test soak flaky fuzz test-skew test-chart conformance test-runtimes histories vm bench bench-scale profile profile-heap run
 
 all: build
 
@@ -125,6 +125,11 @@ test-skew: install
 test-chart: quick
 	scripts/install.sh test
 	$(STEP) "chart in a cluster" env BIN_DIR=$(QUICK_BIN_DIR) KUBERNETES=$(KUBERNETES) scripts/with-helm.sh tests/cluster/chart.sh
+
+# Runs the upstream NodeConformance specs on a node of this machine (docs/conformance.md). KUBERNETES has e2e.test, ginkgo and agnhost, too. Needs root.
+conformance: quick
+	scripts/install.sh test
+	$(STEP) "conformance" env BIN_DIR=$(QUICK_BIN_DIR) KUBERNETES=$(KUBERNETES) tests/cluster/conformance.sh
 
 # Runs each fuzz target for 30 s, two at a time. Commit additions to tests/fuzz/corpus together with the fix.
 fuzz:

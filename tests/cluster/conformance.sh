@@ -7,7 +7,7 @@
 #   AGENT           quintlet (default) or kubelet
 #   BIN_DIR=DIR     directory of the built services (target/quick)
 #   FOCUS, SKIP     regular expressions of specs (\[NodeConformance\]; nothing)
-#   PROCS           specs at a time (4)
+#   PROCS           specs at a time (8: most of them wait)
 #   OUT=DIR         gets passed.txt, failed.txt, and the logs (default: target/conformance/AGENT)
 #
 # Needs root, openssl, containerd, CNI plugins, iptables, busybox-static and cc. It runs in network and mount namespaces of its own. Fails if a
@@ -25,6 +25,8 @@ work=$(mktemp -d /tmp/quintlet-conformance.XXXXXX)
 address=10.99.0.2
 cgroup=quintlet-conformance-$$
 mkdir -p "$out"
+# Services without root have their sockets below.
+chmod 0755 "$work"
 . "$repo/tests/cluster/control-plane.sh"
 . "$repo/tests/cluster/machine.sh"
 . "$repo/tests/cluster/host-node.sh"
@@ -61,7 +63,9 @@ stand_ins $("$kubernetes/e2e.test" --list-images | sort -u) registry.k8s.io/paus
 ctr --address "$runtime" -n k8s.io images import "$work/images.tar" > "$work/logs/import.log"
 
 say "specs"
-"$kubernetes/ginkgo" --procs="${PROCS:-4}" --timeout=3h --no-color --focus="${FOCUS:-\\[NodeConformance\\]}" \
+start specs "$kubernetes/ginkgo" --procs="${PROCS:-8}" --timeout=3h --no-color --focus="${FOCUS:-\\[NodeConformance\\]}" \
     --skip="${SKIP:-nothing is skipped}" "$kubernetes/e2e.test" -- --kubeconfig "$work/admin.conf" --provider skeleton --num-nodes 1 \
-    --report-dir "$out" --kubectl-path "$kubernetes/kubectl" > "$out/specs.log" 2>&1 || true
+    --report-dir "$out" --kubectl-path "$kubernetes/kubectl"
+# It fails if a spec fails; a signal ends the wait.
+wait "$pid_specs" || true
 python3 "$repo/tests/cluster/specs.py" "$out"
