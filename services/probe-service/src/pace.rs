@@ -67,7 +67,7 @@ impl Pace {
     }
 
     /// Returns the memory after an evaluation: `new`, but without its new result while a readiness probe would make its container ready
-    /// again less than [`INTERVAL`] after the loss. The streak goes on, so a later success makes the container ready.
+    /// again less than [`INTERVAL`] after the loss. The streak continues, so a later success makes the container ready.
     pub(crate) fn settled(
         &mut self,
         probe: &Probe,

@@ -563,7 +563,7 @@ async fn an_alternating_probe_below_a_second_loses_readiness_at_most_once_a_seco
     let losses = results.windows(2).filter(|pair| **pair == ["SUCCESS", "FAILURE"]).count();
     assert!((7..=10).contains(&losses), "{reports:?}");
     assert!(results.len() <= 33 && events.len() <= 11, "{reports:?}");
-    // The pod is ready again once the probe goes on to pass.
+    // The pod is ready again once all evaluations pass.
     rig.run(Duration::from_secs(2)).await;
     let last = messages(&driver).await;
     assert!(last.last().is_some_and(|report| report.ends_with("SUCCESS")), "{last:?}");

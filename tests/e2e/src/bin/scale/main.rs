@@ -86,7 +86,7 @@ struct Args {
     /// A kubelet that does the work of the whole node as well.
     #[arg(long)]
     kubelet: Option<PathBuf>,
-    /// Only the probes.
+    /// Leave out the runtimes and the whole node.
     #[arg(long)]
     only_probes: bool,
     /// Only the whole node.
