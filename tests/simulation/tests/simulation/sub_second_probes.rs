@@ -8,7 +8,7 @@ use quintlet_cri_api::v1;
 use quintlet_proto::podsync::v1::ExplainRequest;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Sim, pods};
+use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{ExecReply, Method};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
@@ -255,5 +255,47 @@ async fn hostile_values_cost_their_pod_one_event_each_and_other_pods_nothing() {
         assert!(warnings[0].message.len() < 300, "{name}: {}", warnings[0].message);
     }
     assert_eq!(sim.warnings("neighbour").len(), 0);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_alternating_pod_causes_no_more_writes_than_with_a_period_of_a_second() {
+    let sim = node(100).await;
+    let turn = Arc::new(AtomicUsize::new(0));
+    let turns = Arc::clone(&turn);
+    sim.runtime.on_exec(move |_, _| {
+        let fails = turns.fetch_add(1, Ordering::SeqCst) % 2 == 1;
+        ExecReply { exit_code: fails.into(), ..ExecReply::default() }
+    });
+    let mut pod = probed("turns", Some("100"));
+    pod["spec"]["containers"][0]["readinessProbe"]["failureThreshold"] = json!(1);
+    let _uid = sim.create(pod);
+    sim.wait_ready("turns").await;
+    let patches = || sim.api.requests("patch pods/status default/turns").len();
+    let before = (patches(), turn.load(Ordering::SeqCst));
+    sleep(Duration::from_secs(20)).await;
+    let (writes, attempts) = (patches() - before.0, turn.load(Ordering::SeqCst) - before.1);
+    println!("{writes} writes for {attempts} attempts");
+    assert!(attempts >= 150, "{attempts}");
+    // A loss and a return each 1.2 s.
+    assert!((16..=40).contains(&writes), "{writes} writes in 20 s");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn restarts_of_both_services_keep_the_period_and_the_readiness() {
+    let sim = node(100).await;
+    let _uid = sim.create(probed("kept", Some("100")));
+    let ready = sim.wait_ready("kept").await;
+    for service in [Service::PodSync, Service::Probe] {
+        sim.restart(service).await;
+        until("fast attempts", LONG, async || {
+            let [made] = execs_during(&sim, ["kept"], Duration::from_secs(1)).await;
+            if made >= 8 { Ok(()) } else { Err(made) }
+        })
+        .await;
+        assert_eq!(sim.pod("kept").condition("Ready"), ready.condition("Ready"), "after {service:?}");
+    }
+    assert_eq!(sim.pod("kept").restarts(), 0);
     sim.finish().await;
 }
