@@ -9,7 +9,7 @@ use crate::samples::{FieldValue, Meaning, read, samples};
 
 /// Each call, field and value that the last release does not have, and what happens beside a service of that release. A name without an
 /// entry fails the test below: decide first what an older peer does.
-const FALLBACKS: [(&str, &str); 22] = [
+const FALLBACKS: [(&str, &str); 23] = [
     ("quintlet.debug.v1.BuildReply.refused_peers", "an older service refuses no peer and sends none"),
     (
         "quintlet.debug.v1.Control.SetLogFilter",
@@ -41,6 +41,7 @@ const FALLBACKS: [(&str, &str); 22] = [
         "quintlet.probe.v1.HttpGet.h2c",
         "pod-sync leaves the probe out until probe-service is upgraded: an older one would probe with HTTP/1.1",
     ),
+    ("quintlet.probe.v1.ProbeSpec.period_ms", "an older probe-service uses period_seconds"),
     (
         "quintlet.runtime.v1.HintKind.HINT_KIND_EXITING",
         "an older pleg-service ignores the hint: HINT_KIND_EXITED follows, or pod-sync observes the pod",

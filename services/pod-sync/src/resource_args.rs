@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::ArgAction;
+use pod_sync_decisions::probe_period::RateLimits;
 use pod_sync_decisions::unsupported::FieldGates;
 use pod_sync_direct_volumes::quotas::ProjectQuotas;
 use pod_sync_layout::MemoryQos;
@@ -104,6 +105,13 @@ pub struct ResourceArgs {
     /// Interval between measurements of the disk usage of a pod's volumes. Zero or negative: never.
     #[arg(long, default_value = "1m", value_parser = period, allow_hyphen_values = true, value_name = "DURATION")]
     pub volume_stats_agg_period: Duration,
+    /// Maximum number of HTTP, TCP and gRPC attempts per second of all probes to which the annotation quintlet.dev/probe-period-ms applies.
+    /// 0: pods have no such probes.
+    #[arg(long, default_value_t = 2000, value_name = "ATTEMPTS")]
+    pub sub_second_probe_rate: u32,
+    /// The same for exec probes, whose attempts each start a process in the runtime.
+    #[arg(long, default_value_t = 0, value_name = "ATTEMPTS")]
+    pub sub_second_exec_probe_rate: u32,
     /// Feature gate, `Name=true`; may be given more than once. All but these are fixed: AtomicWriteVolumeUserFields, CPUManagerPolicyAlphaOptions,
     /// CPUManagerPolicyBetaOptions, CSIVolumeHealth,
     /// ClusterTrustBundleProjection, ContainerStopSignals, DefaultPodSysctls, EmptyDirVolumeMode, GRPCContainerProbeTLS,
@@ -203,6 +211,12 @@ impl ResourceArgs {
             memory_volume_resize: self.has_gate(MEMORY_VOLUME_RESIZE),
             scheduler_preempts_for_resizes: self.has_gate(RESIZE_PREEMPTION),
         }
+    }
+
+    /// Returns the limits of probes with a period below one second.
+    #[must_use]
+    pub fn probe_rates(&self) -> RateLimits {
+        RateLimits { network: self.sub_second_probe_rate, exec: self.sub_second_exec_probe_rate }
     }
 
     /// Returns whether settings of the machine that a user namespace does not allow are left out.

@@ -61,6 +61,7 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
         settings.default_sysctls = args.default_pod_sysctls.iter().cloned().collect();
     }
     settings.field_gates = given.field_gates();
+    settings.probe_rates = given.probe_rates();
     settings.cgroup.cfs_quota = given.cpu_cfs_quota;
     settings.cgroup.period_us = u64::try_from(given.cpu_cfs_quota_period.as_micros()).unwrap_or(u64::MAX);
     settings.cgroup.pids_limit = given.pod_max_pids;

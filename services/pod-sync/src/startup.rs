@@ -48,7 +48,7 @@ use pod_sync_worker::context::{
     Checkpoints, ENV_FILES, FaultIsolation, ImagePulls, NodeConfig, PodDirs, PodEnvironment, Reporting,
     RuntimeAccess, WorkerContext, WorkerControl,
 };
-use pod_sync_worker::{PodWorkers, StaticPodGate};
+use pod_sync_worker::{PodWorkers, ProbeRates, StaticPodGate};
 use quintlet_cgroups::Cgroups;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::grant::GrantKey;
@@ -208,6 +208,7 @@ impl Agent {
             ),
             env_files: Stalls::new("variable file", ENV_FILES),
         });
+        let probe_rates = Arc::new(ProbeRates::new(node.settings.probe_rates, Arc::clone(&wakeups)));
         let control = Arc::new(WorkerControl {
             pod_workers: PodWorkers::new(args.sync_frequency, clock.clone(), Arc::clone(&wakeups)),
             wakeups: Arc::clone(&wakeups),
@@ -220,6 +221,7 @@ impl Agent {
             environment,
             images: Arc::new(image_pulls(&args, &clock)?),
             probes,
+            probe_rates,
             control,
             faults: Arc::new(FaultIsolation::new(containment, Arc::clone(&reporting), wakeups)),
             reporting,

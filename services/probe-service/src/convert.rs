@@ -15,6 +15,9 @@ use crate::target::{Handler, HttpGet, Pod, Probe, Target, View};
 /// Longest output in a report, in bytes.
 pub const MAX_REPORT_OUTPUT: usize = 1024;
 
+/// Shortest period that a target sets in milliseconds. A shorter one counts as this one.
+const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
+
 pub fn uid(value: &str) -> Result<PodUid, ConvertError> {
     PodUid::parse(value).map_err(|source| ConvertError::Id { field: "uid", source })
 }
@@ -84,11 +87,15 @@ fn probe(spec: wire::ProbeSpec) -> Result<Probe, ConvertError> {
         None => Handler::Missing,
     };
     let or = |value: u32, default: u32| if value == 0 { default } else { value };
+    let period = match spec.period_ms {
+        0 => Duration::from_secs(or(spec.period_seconds, 10).into()),
+        ms => Duration::from_millis(ms.into()).max(SHORTEST_PERIOD),
+    };
     Ok(Probe {
         kind: convert::probe_type(spec.r#type)?,
         handler,
         initial_delay: Duration::from_secs(spec.initial_delay_seconds.into()),
-        period: Duration::from_secs(or(spec.period_seconds, 10).into()),
+        period,
         timeout: Duration::from_secs(or(spec.timeout_seconds, 1).into()),
         success_threshold: or(spec.success_threshold, 1),
         failure_threshold: or(spec.failure_threshold, 3),
@@ -146,6 +153,19 @@ mod tests {
         assert_eq!(probe.handler, Handler::Missing);
         assert_eq!(view.started_at, Some(Duration::from_secs(5)));
         assert_eq!(*seed, None);
+    }
+
+    #[test]
+    fn a_period_in_milliseconds_replaces_that_in_seconds_and_is_never_below_100() {
+        for (period_seconds, period_ms, want) in
+            [(1, 0, 1000), (1, 250, 250), (0, 100, 100), (5, 1, 100), (1, u32::MAX, u32::MAX.into())]
+        {
+            let r#type = kind(ProbeType::Readiness);
+            let spec = wire::ProbeSpec { r#type, period_seconds, period_ms, ..Default::default() };
+            let pod = pod(target(spec)).unwrap();
+            let period = pod.probes[0].probe.period;
+            assert_eq!(period, Duration::from_millis(want), "{period_seconds} s, {period_ms} ms");
+        }
     }
 
     #[test]

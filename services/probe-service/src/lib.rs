@@ -2,7 +2,7 @@
 //! credentials. pod-sync drives it over `quintlet.probe.v1`.
 //!
 //! - [`decide`] computes the next step of a probe and the meaning of an attempt, without I/O or a clock.
-//! - `slot` holds one probe with its memory. `worker` is the task of a probe: one per pod, container and probe type.
+//! - `slot` holds one probe with its memory, and `pace` bounds its reports. `worker` is the task of a probe: one per pod, container and probe type.
 //! - [`handlers`] make the attempts: HTTP, TCP and gRPC from this process, commands through cri-proxy's probe socket.
 //! - [`evaluations`] keeps the newest evaluations for observers, which resume by a cursor. `subscribe` serves the state of each probe to
 //!   programs that are not part of Quintlet.
@@ -22,6 +22,7 @@ pub mod evaluations;
 pub mod handlers;
 pub mod mailbox;
 pub mod metrics;
+mod pace;
 pub mod prober;
 mod process;
 pub mod service;

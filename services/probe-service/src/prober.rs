@@ -49,7 +49,6 @@ struct Entry {
 #[derive(Debug)]
 struct Worker {
     slot: Arc<Slot>,
-    period: Duration,
     task: JoinHandle<()>,
 }
 
@@ -128,14 +127,7 @@ impl Prober {
         for target in &pod.probes {
             let key = (Arc::clone(&target.container), target.probe.kind);
             match entry.workers.get_mut(&key) {
-                Some(worker) => {
-                    worker.slot.update(&self.shared, target, pod.generation, trace);
-                    if worker.period != target.probe.period {
-                        worker.task.abort();
-                        worker.period = target.probe.period;
-                        worker.task = self.spawn(&worker.slot, Duration::ZERO);
-                    }
-                }
+                Some(worker) => worker.slot.update(&self.shared, target, pod.generation, trace),
                 None => {
                     entry.workers.insert(key, self.start(&pod, target, trace));
                 }
@@ -239,7 +231,7 @@ impl Prober {
         // The first tick of the worker replaces the wake-up by the first update.
         let _ = slot.wake.notified().now_or_never();
         let task = self.spawn(&slot, jitter);
-        Worker { slot, period: target.probe.period, task }
+        Worker { slot, task }
     }
 
     fn spawn(&self, slot: &Arc<Slot>, jitter: Duration) -> JoinHandle<()> {

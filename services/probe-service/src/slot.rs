@@ -18,12 +18,14 @@ use crate::convert;
 use crate::decide::{self, NextStep, ProbeAttempt};
 use crate::handlers::{Attempt, Broken};
 use crate::metrics::{Counted, Counters};
+use crate::pace::{self, Pace};
 use crate::shared::Shared;
 use crate::stall;
 use crate::subscribe;
 use crate::target::{Probe, Target, View};
 
-/// Attempts of one evaluation while their result is unknown (`pkg/kubelet/prober: maxProbeRetries`).
+/// Attempts of one evaluation while their result is unknown (`pkg/kubelet/prober: maxProbeRetries`). A probe with a period below one second
+/// has one: its next evaluation is near, and its rate is limited.
 const MAX_ATTEMPTS: usize = 3;
 
 /// One probe. Its state is changed and reported under one lock, so that reports keep their order.
@@ -33,6 +35,8 @@ pub(crate) struct Slot {
     pub(crate) pod: PodRef,
     /// Wakes the worker before the next tick.
     pub(crate) wake: Notify,
+    /// Wakes the worker to compute its next tick again.
+    pub(crate) period_changed: Notify,
     state: Mutex<State>,
 }
 
@@ -46,6 +50,7 @@ struct State {
     /// Trace of the driver's request that introduced this container instance.
     trace: Option<Trace>,
     counters: Counters,
+    pace: Pace,
     /// The probe was removed: evaluations are neither counted nor reported.
     ended: bool,
 }
@@ -69,9 +74,10 @@ impl Slot {
             output: String::new(),
             trace: None,
             counters: Counters::default(),
+            pace: Pace::default(),
             ended: false,
         };
-        Self { key, pod, wake: Notify::new(), state: Mutex::new(state) }
+        Self { key, pod, wake: Notify::new(), period_changed: Notify::new(), state: Mutex::new(state) }
     }
 
     /// Applies a target of the driver, and wakes the worker if an attempt has become possible.
@@ -82,6 +88,10 @@ impl Slot {
         if state.view.container_id != target.view.container_id {
             state.trace = trace.cloned();
             state.output.clear();
+            state.pace.begin_container();
+        }
+        if state.probe.period != target.probe.period {
+            self.period_changed.notify_one();
         }
         state.probe = Arc::clone(&target.probe);
         state.view = target.view.clone();
@@ -143,7 +153,8 @@ impl Slot {
         let Some(begun) = self.begin(shared) else { return };
         let started = Instant::now();
         let (mut attempt, mut stalled) = self.attempt(shared, &begun).await;
-        for _ in 1..MAX_ATTEMPTS {
+        let most = if pace::is_bounded(begun.probe.period) { 1 } else { MAX_ATTEMPTS };
+        for _ in 1..most {
             let is_unknown = match attempt {
                 Attempt::Success(_) | Attempt::Warning(_) => false,
                 Attempt::Failure(_) => stalled,
@@ -219,10 +230,14 @@ impl Slot {
             shared.metrics.evaluated(&mut state.counters, &self.pod, &self.key, counted, took);
         }
         output.clone_into(&mut state.output);
+        let now = Instant::now();
         if let Some(next) = decide::evaluate(&begun.probe, &memory, result) {
+            let next = state.pace.settled(&begun.probe, &memory, next, now);
             self.remember(shared, &mut state, next);
         }
-        if let Some(unhealthy) = self.unhealthy(&memory, &attempt).filter(|_| passed || !stalled) {
+        if let Some(unhealthy) = self.unhealthy(&memory, &attempt).filter(|_| passed || !stalled)
+            && state.pace.admits_event(begun.probe.period, now)
+        {
             shared.with_driver(|driver| driver.unhealthy(unhealthy, propagate::current_trace()));
         }
         shared.evaluations.push(self.evaluation(shared, &state, result, took));
@@ -282,8 +297,10 @@ impl Slot {
     }
 
     fn remember(&self, shared: &Shared, state: &mut State, memory: ProbeMemory) {
-        let is_changed = decide::is_changed(state.memory.as_ref(), &memory);
-        if is_changed
+        let State { pace, probe, memory: old, .. } = state;
+        let is_changed = decide::is_changed(old.as_ref(), &memory);
+        let is_reported = pace.admits_report(probe.period, old.as_ref(), &memory, is_changed, Instant::now());
+        if is_reported
             && !state.ended
             && let Some(journal) = shared.journal.get()
         {
@@ -291,7 +308,7 @@ impl Slot {
             journal.put(self.key.clone(), subscribe::state(&self.pod, &self.key, &memory, now));
         }
         state.memory = Some(memory);
-        if let Some(report) = state.report(&self.key).filter(|_| is_changed) {
+        if let Some(report) = state.report(&self.key).filter(|_| is_reported) {
             shared.with_driver(|driver| driver.result(self.key.clone(), report, propagate::current_trace()));
         }
     }

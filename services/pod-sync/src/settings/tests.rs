@@ -168,6 +168,18 @@ fn fields_of_telemetry_arrive() {
 }
 
 #[test]
+fn rates_of_probes_arrive() {
+    let rates = |file: &str, flags: &[&str]| {
+        let rates = of(file, flags).probe_rates;
+        (rates.network, rates.exec)
+    };
+    assert_eq!(rates("", &[]), (2000, 0));
+    let file = format!("{OWN}subSecondProbes: {{networkRate: 0, execRate: 20}}\n");
+    assert_eq!(rates(&file, &[]), (0, 20), "a rate of zero is no default");
+    assert_eq!(rates(&file, &["--sub-second-probe-rate=7", "--sub-second-exec-probe-rate=0"]), (7, 0));
+}
+
+#[test]
 fn fields_of_dns_arrive() {
     let file = "clusterDomain: c.local\nclusterDNS: [10.96.0.10, 10.96.0.11]\nresolvConf: \"\"\n";
     let settings = of(file, &[]);

@@ -40,6 +40,7 @@ use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::PodRuntime;
 use tokio::sync::watch;
 
+use crate::ProbeRates;
 use crate::pod_workers::PodWorkers;
 use crate::static_pod_gate::StaticPodGate;
 
@@ -286,6 +287,8 @@ pub struct WorkerContext {
     pub images: Arc<ImagePulls>,
     /// Probes, run by probe-service.
     pub probes: Arc<Probes>,
+    /// Attempts of the probes with a period below one second.
+    pub probe_rates: Arc<ProbeRates>,
     /// Scheduling of the workers.
     pub control: Arc<WorkerControl>,
     /// Containment of panics and crashes.

@@ -15,9 +15,11 @@ pub mod context;
 mod image;
 pub mod mirror;
 mod pod_workers;
+mod probe_rates;
 mod static_pod_gate;
 mod worker;
 
 pub use crate::pod_workers::{KillTimeout, NextWork, PodWorkers};
+pub use crate::probe_rates::ProbeRates;
 pub use crate::static_pod_gate::StaticPodGate;
 pub use crate::worker::{Halt, Worker, stop_all_containers};

@@ -421,6 +421,7 @@ async fn the_largest_value_of_any_field_causes_no_panic() {
             })),
             initial_delay_seconds,
             period_seconds: largest,
+            period_ms: largest,
             timeout_seconds: largest,
             success_threshold: largest,
             failure_threshold: largest,
@@ -447,4 +448,123 @@ async fn the_largest_value_of_any_field_causes_no_panic() {
         let table = rig.prober.table.lock();
         assert!(table.workers().all(|worker| !worker.task.is_finished()), "{initial_delay_seconds}");
     }
+}
+
+/// Pod `a`, which is ready, with a probe of this period.
+fn pod_every(ms: u64) -> Pod {
+    let mut target = pod("a", 1, view(), Some(memory(7)));
+    Arc::make_mut(&mut target.probes[0].probe).period = Duration::from_millis(ms);
+    target
+}
+
+/// Returns the begins of all attempts in milliseconds, without the millisecond that a timer adds.
+fn begun_ms(rig: &Rig) -> Vec<u64> {
+    rig.begun().iter().map(|s| (s * 100.0).round() as u64 * 10).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_period_below_a_second_has_no_drift_and_a_probe_that_takes_longer_never_overlaps_itself() {
+    let rig = Rig::new([pass()]);
+    let driver = rig.prober.attach();
+    rig.prober.set(&driver, pod_every(100), None).unwrap();
+    rig.run(Duration::from_millis(60_050)).await;
+    assert_eq!(begun_ms(&rig), (0..=600).map(|n| n * 100).collect::<Vec<u64>>());
+
+    let slow = (Duration::from_millis(250), Attempt::Success(String::new()));
+    let rig = Rig::new([slow]);
+    let driver = rig.prober.attach();
+    rig.prober.set(&driver, pod_every(100), None).unwrap();
+    rig.run(Duration::from_millis(5000)).await;
+    let begun = begun_ms(&rig);
+    assert!(begun.windows(2).all(|pair| pair[1] - pair[0] >= 250), "{begun:?}");
+    assert!(begun.len() >= 16, "{begun:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_period_counts_from_the_last_evaluation_and_keeps_the_streak() {
+    let rig = Rig::new([pass(), pass(), fail(), fail(), pass()]);
+    let driver = rig.prober.attach();
+    rig.prober.set(&driver, pod_every(1000), None).unwrap();
+    rig.run(Duration::from_millis(2050)).await;
+    // Two failures are left until the third one at 2 s.
+    assert_eq!(begun_ms(&rig), [0, 1000, 2000]);
+    rig.prober.set(&driver, pod_every(300), None).unwrap();
+    rig.run(Duration::from_millis(300)).await;
+    assert_eq!(begun_ms(&rig), [0, 1000, 2000, 2300]);
+    let counter = |rig: &Rig| {
+        let table = rig.prober.table.lock();
+        let report = table.workers().next().unwrap().slot.report().unwrap().memory.unwrap();
+        (report.counter, report.run, report.last)
+    };
+    assert_eq!(counter(&rig), (11, 2, wire::Outcome::Failure as i32), "the streak of both periods");
+    // The last evaluation is longer ago than the new period.
+    rig.prober.set(&driver, pod_every(1000), None).unwrap();
+    rig.run(Duration::from_millis(500)).await;
+    rig.prober.set(&driver, pod_every(100), None).unwrap();
+    rig.run(Duration::from_millis(250)).await;
+    assert_eq!(begun_ms(&rig)[4..], [2850, 2950, 3050], "no attempt is made up for");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_in_progress_is_finished_when_the_period_changes() {
+    let slow = (Duration::from_millis(500), Attempt::Success(String::new()));
+    let rig = Rig::new([slow, pass()]);
+    let driver = rig.prober.attach();
+    rig.prober.set(&driver, pod_every(1000), None).unwrap();
+    for ms in [100, 200, 100, 150, 100] {
+        rig.run(Duration::from_millis(50)).await;
+        rig.prober.set(&driver, pod_every(ms), None).unwrap();
+    }
+    rig.run(Duration::from_millis(400)).await;
+    assert_eq!(begun_ms(&rig), [0, 500, 600], "one attempt at a time");
+    let table = rig.prober.table.lock();
+    let report = table.workers().next().unwrap().slot.report().unwrap();
+    assert_eq!(report.memory.unwrap().counter, 10, "all of them count");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failing_probe_below_a_second_is_reported_at_once_and_has_one_event_per_second() {
+    let rig = Rig::new([pass(), pass(), fail()]);
+    let driver = rig.prober.attach();
+    rig.prober.set(&driver, pod_every(100), None).unwrap();
+    rig.run(Duration::from_millis(350)).await;
+    let event = "Unhealthy: Readiness probe failed: no";
+    assert_eq!(
+        messages(&driver).await,
+        ["a 7 SUCCESS", event, "replay end"],
+        "the streak alone is not urgent"
+    );
+    rig.run(Duration::from_millis(100)).await;
+    // Attempts 3, 4 and 5 failed, the last at 400 ms.
+    assert_eq!(messages(&driver).await, ["a 12 FAILURE"]);
+    rig.run(Duration::from_millis(700)).await;
+    assert!(messages(&driver).await.is_empty(), "the next event is that of 1200 ms");
+    rig.run(Duration::from_millis(100)).await;
+    assert_eq!(messages(&driver).await, [event]);
+    rig.run(Duration::from_secs(3)).await;
+    assert_eq!(messages(&driver).await, [event; 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_alternating_probe_below_a_second_loses_readiness_at_most_once_a_second() {
+    let turns = (0..101).map(|turn| if turn % 2 == 0 { pass() } else { fail() });
+    let rig = Rig::new(turns);
+    let driver = rig.prober.attach();
+    let mut target = pod_every(100);
+    Arc::make_mut(&mut target.probes[0].probe).failure_threshold = 1;
+    rig.prober.set(&driver, target, None).unwrap();
+    let mut reports = Vec::new();
+    for _ in 0..200 {
+        rig.run(Duration::from_millis(50)).await;
+        reports.extend(messages(&driver).await);
+    }
+    let (events, results): (Vec<_>, Vec<_>) = reports.iter().partition(|report| report.contains("failed"));
+    let results: Vec<_> = results.iter().filter_map(|report| report.rsplit(' ').next()).collect();
+    let losses = results.windows(2).filter(|pair| **pair == ["SUCCESS", "FAILURE"]).count();
+    assert!((7..=10).contains(&losses), "{reports:?}");
+    assert!(results.len() <= 33 && events.len() <= 11, "{reports:?}");
+    // The pod is ready again once all evaluations pass.
+    rig.run(Duration::from_secs(2)).await;
+    let last = messages(&driver).await;
+    assert!(last.last().is_some_and(|report| report.ends_with("SUCCESS")), "{last:?}");
 }

@@ -38,5 +38,7 @@ pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 /// Sandbox annotation: the node that created the sandbox. A sandbox without it and without a pod directory belongs to another
 /// client of the runtime.
 pub const OWNER_NODE: &str = "quintlet.dev/node";
+/// Pod annotation: period of the probes with `periodSeconds: 1`, in milliseconds.
+pub const PROBE_PERIOD_MS: &str = "quintlet.dev/probe-period-ms";
 /// Pod annotation: the outcome that `quintctl up --once` expects of the pod.
 pub const EXPECT: &str = "quintlet.dev/expect";

@@ -54,6 +54,7 @@ mod shutdown;
 mod silence;
 mod sources;
 mod static_uids;
+mod sub_second_probes;
 mod subscribe;
 mod terminating;
 mod undecodable;

@@ -35,6 +35,7 @@ pub mod merge;
 pub mod phase;
 #[cfg(test)]
 mod pod_fields_tests;
+pub mod probe_period;
 pub mod probes;
 pub mod reconcile;
 pub mod resize;

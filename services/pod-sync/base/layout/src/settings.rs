@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use pod_sync_decisions::probe_period::RateLimits;
 use pod_sync_decisions::qos::{CgroupSettings, QosTierSettings, ResourceList};
 use pod_sync_decisions::unsupported::FieldGates;
 
@@ -80,6 +81,8 @@ pub struct NodeSettings {
     pub volume_health: bool,
     /// Feature gates of fields of a pod.
     pub field_gates: FieldGates,
+    /// `subSecondProbes`.
+    pub probe_rates: RateLimits,
     /// `allowedUnsafeSysctls`.
     pub allowed_sysctls: Vec<String>,
     /// `defaultPodSysctls`; empty without the feature gate DefaultPodSysctls.
@@ -145,6 +148,7 @@ impl Default for NodeSettings {
             device_health: false,
             volume_health: false,
             field_gates: FieldGates::default(),
+            probe_rates: RateLimits::default(),
             allowed_sysctls: Vec::new(),
             default_sysctls: BTreeMap::new(),
             app_armor: false,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, EnvVar, Pod, PodStatus, Probe};
 use pod_sync_cri_config::error::ConfigError;
 use pod_sync_cri_config::expand::{Budget, expand_text};
+use pod_sync_decisions::probe_period::{GrantedPeriods, is_fast};
 use pod_sync_decisions::probes::{ContainerStarts, resolve_port};
 use pod_sync_decisions::unsupported::FieldGates;
 use quintlet_kit::failpoint;
@@ -39,6 +40,7 @@ pub(super) struct Basis {
     pod: Arc<Pod>,
     terminating: bool,
     pod_ip: Option<String>,
+    periods: GrantedPeriods,
     containers: Vec<ContainerBasis>,
 }
 
@@ -56,8 +58,9 @@ struct ContainerBasis {
 
 impl PartialEq for Basis {
     fn eq(&self, other: &Self) -> bool {
-        let Self { pod, terminating, pod_ip, containers } = self;
+        let Self { pod, terminating, pod_ip, periods, containers } = self;
         *terminating == other.terminating
+            && *periods == other.periods
             && *pod_ip == other.pod_ip
             && *containers == other.containers
             // A worker has one pod, whose metadata and status change more often.
@@ -82,6 +85,7 @@ impl Basis {
             pod: Arc::clone(pod),
             terminating: input.terminating,
             pod_ip: input.status.pod_ip.clone(),
+            periods: input.periods,
             containers: all.collect(),
         }
     }
@@ -102,6 +106,8 @@ pub(super) struct TargetInput<'a> {
     pub key: &'a GrantKey,
     /// Decides whether probes use HTTP/2 without TLS, and gRPC with TLS.
     pub gates: FieldGates,
+    /// Periods of the probes to which the pod's annotation applies.
+    pub periods: GrantedPeriods,
     /// Start times of the containers.
     pub starts: &'a ContainerStarts,
 }
@@ -234,11 +240,14 @@ fn probe(
     } else {
         return None;
     };
+    let periods = input.periods;
+    let period_ms = if p.exec.is_some() { periods.exec } else { periods.network };
     Some(wire::ProbeSpec {
         r#type: wire::ProbeType::from(probe) as i32,
         handler: Some(handler),
         initial_delay_seconds: u32::try_from(p.initial_delay_seconds.unwrap_or(0)).unwrap_or(0),
         period_seconds: positive(p.period_seconds, 10),
+        period_ms: period_ms.filter(|_| is_fast(p)).unwrap_or(0),
         timeout_seconds,
         success_threshold: positive(p.success_threshold, 1),
         failure_threshold: positive(p.failure_threshold, 3),
@@ -348,6 +357,7 @@ mod tests {
                 terminating: false,
                 key: &GrantKey::from_bytes([0; 32]),
                 gates,
+                periods: GrantedPeriods::default(),
                 starts: &ContainerStarts::default(),
             };
             let target = targets(&input).target.unwrap();
@@ -365,5 +375,34 @@ mod tests {
         assert_eq!(sent(h2c), [false, true, false, false, false]);
         let tls = FieldGates { grpc_probe_tls: true, ..none };
         assert_eq!(sent(tls), [false, false, true, false, false]);
+    }
+
+    #[test]
+    fn granted_periods_are_sent_for_the_probes_with_a_period_of_one_second() {
+        let pod = pod_of(json!({"containers": [{
+            "name": "c",
+            "startupProbe": {"exec": {"command": ["up"]}, "periodSeconds": 1},
+            "readinessProbe": {"httpGet": {"port": 1}, "periodSeconds": 1},
+            "livenessProbe": {"tcpSocket": {"port": 1}, "periodSeconds": 3},
+        }]}));
+        let runtime =
+            PodRuntime::empty(pod::pod_ref(&pod).unwrap(), Cursor { epoch: 1, rev: 1 }, Duration::ZERO);
+        for (network, exec, want) in
+            [(None, None, [0, 0, 0]), (Some(100), None, [0, 100, 0]), (Some(250), Some(500), [500, 250, 0])]
+        {
+            let input = TargetInput {
+                pod: &pod,
+                status: &PodStatus::default(),
+                runtime: &runtime,
+                terminating: false,
+                key: &GrantKey::from_bytes([0; 32]),
+                gates: FieldGates::default(),
+                periods: GrantedPeriods { network, exec },
+                starts: &ContainerStarts::default(),
+            };
+            let target = targets(&input).target.unwrap();
+            let probes = target.containers.into_iter().flat_map(|container| container.probes);
+            assert_eq!(probes.map(|probe| probe.period_ms).collect::<Vec<_>>(), want);
+        }
     }
 }

@@ -4,14 +4,20 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use pod_sync_clients::{EventType, Probes};
+use pod_sync_decisions::probe_period::{self, FastProbes, GrantedPeriods, RateLimits};
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
+use quintlet_model::labels::PROBE_PERIOD_MS;
 use quintlet_model::pod;
 use quintlet_model::runtime::PodRuntime;
 
 use super::pass::Pass;
 use super::probe_targets::{self, Basis, TargetInput, Targets};
+use crate::ProbeRates;
 use crate::context::{NodeConfig, Reporting};
+
+/// Reason of the event of an annotation that has no effect.
+const PERIOD_IGNORED: &str = "ProbePeriodIgnored";
 
 /// A probe that does not run, since it is too large.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,9 +30,12 @@ struct ProbeLeftOut {
 /// The probes of one pod.
 pub(super) struct PodProbes {
     probes: Arc<Probes>,
+    rates: Arc<ProbeRates>,
     node: Arc<NodeConfig>,
     reporting: Arc<Reporting>,
     uid: PodUid,
+    // Why the annotation of the period has no effect.
+    period_problem: Option<String>,
     // The probe results of an earlier run were handed to probe-service.
     is_memory_seeded: bool,
     left_out: Vec<ProbeLeftOut>,
@@ -38,11 +47,22 @@ impl PodProbes {
     /// Returns the probes of a pod that has no targets yet.
     pub(super) fn new(
         probes: Arc<Probes>,
+        rates: Arc<ProbeRates>,
         node: Arc<NodeConfig>,
         reporting: Arc<Reporting>,
         uid: PodUid,
     ) -> Self {
-        Self { probes, node, reporting, uid, is_memory_seeded: false, left_out: Vec::new(), basis: None }
+        Self {
+            probes,
+            rates,
+            node,
+            reporting,
+            uid,
+            period_problem: None,
+            is_memory_seeded: false,
+            left_out: Vec::new(),
+            basis: None,
+        }
     }
 
     /// Returns the newest results of the probes.
@@ -78,6 +98,7 @@ impl PodProbes {
 
     /// Registers the probes of a pass with probe-service, unless nothing has changed for them.
     pub(super) fn set_targets(&mut self, pass: &Pass, terminating: bool) {
+        let periods = self.request_periods(&pass.pod);
         let input = TargetInput {
             pod: &pass.pod,
             status: &pass.status,
@@ -85,6 +106,7 @@ impl PodProbes {
             terminating,
             key: &self.node.grant_key,
             gates: self.node.settings.field_gates,
+            periods,
             starts: &pass.findings.container_starts,
         };
         let basis = Basis::of(&pass.pod, &input);
@@ -111,6 +133,26 @@ impl PodProbes {
         self.basis = Some(basis);
     }
 
+    // Requests the periods below one second of the pod's annotation. An annotation without an effect is reported once.
+    fn request_periods(&mut self, pod: &Pod) -> GrantedPeriods {
+        let found = probe_period::fast_probes(pod);
+        let wanted = found.as_ref().ok().copied().flatten();
+        let periods = self.rates.request(&self.uid, wanted);
+        let problem = match found {
+            Ok(None) => None,
+            Ok(Some(wanted)) => not_granted(&wanted, periods, self.rates.limits()),
+            Err(error) => Some(format!("{error}. The probes run with their periodSeconds.")),
+        };
+        let problem = problem.map(|problem| format!("annotation {PROBE_PERIOD_MS}: {problem}"));
+        if problem != self.period_problem {
+            if let Some(problem) = &problem {
+                self.reporting.events.pod(pod, EventType::Warning, PERIOD_IGNORED, problem, "");
+            }
+            self.period_problem = problem;
+        }
+        periods
+    }
+
     /// Returns whether targets were registered.
     pub(super) fn has_targets(&self) -> bool {
         self.basis.is_some()
@@ -119,6 +161,7 @@ impl PodProbes {
     /// Ends the probes of the pod.
     pub(super) fn remove_targets(&mut self) {
         self.probes.remove(&self.uid);
+        self.rates.request(&self.uid, None);
         self.basis = None;
     }
 
@@ -136,11 +179,33 @@ impl PodProbes {
         self.left_out = left_out;
     }
 
-    /// Returns an error for each probe that does not run.
+    /// Returns an error for each probe that does not run, and for an annotation without an effect.
     pub(super) fn errors(&self) -> impl Iterator<Item = String> {
-        self.left_out.iter().map(|left_out| {
+        let left_out = self.left_out.iter().map(|left_out| {
             let place = if left_out.container.is_empty() { "" } else { ": " };
             format!("{}{place}{}", left_out.container, left_out.message)
-        })
+        });
+        left_out.chain(self.period_problem.clone())
     }
+}
+
+/// Returns which probes run with their `periodSeconds` since the node has no room for their attempts.
+fn not_granted(wanted: &FastProbes, periods: GrantedPeriods, limits: RateLimits) -> Option<String> {
+    let kinds = [
+        (
+            wanted.network > 0 && periods.network.is_none(),
+            "HTTP, TCP and gRPC",
+            "networkRate",
+            limits.network,
+        ),
+        (wanted.exec > 0 && periods.exec.is_none(), "exec", "execRate", limits.exec),
+    ];
+    let parts = kinds.into_iter().filter(|(is_refused, ..)| *is_refused).map(|(_, kind, field, limit)| {
+        format!(
+            "the node allows {limit} attempts per second of {kind} probes of all pods (subSecondProbes.{field}), so these probes run with \
+             their periodSeconds"
+        )
+    });
+    let parts: Vec<String> = parts.collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
 }

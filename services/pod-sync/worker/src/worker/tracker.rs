@@ -78,6 +78,7 @@ impl Tracker {
             Observer::new(clock.clone(), Arc::clone(node), Arc::clone(&ctx.runtime.pleg), pod_ref.clone());
         let probes = PodProbes::new(
             Arc::clone(&ctx.probes),
+            Arc::clone(&ctx.probe_rates),
             Arc::clone(node),
             Arc::clone(reporting),
             pod_ref.uid.clone(),

@@ -3,7 +3,7 @@
 use super::Row;
 use super::Service::{CriProxy, NodeApi, Pleg, PodSync, Probe, StatusReporter};
 use crate::checks;
-use crate::kind::{Keys, Kind};
+use crate::kind::{COUNT, Keys, Kind};
 
 const POSITIVE: Kind = Kind::Duration(1_000_000, i64::MAX);
 const ALL: &[super::Service] = &super::Service::ALL;
@@ -73,6 +73,14 @@ pub const QUINTLET: &[Row] = &[
     Row::new("subscribers.gids", Kind::List(&Kind::Text), "").own_flag("subscriber-gid").honoured(
         SUBSCRIBABLE,
         "groups, by name or number, whose processes may subscribe"
+    ),
+    Row::new("subSecondProbes.networkRate", COUNT, "2000").own_flag("sub-second-probe-rate").zero_counts().honoured(
+        &[PodSync],
+        "HTTP, TCP and gRPC attempts per second of all probes to which the annotation quintlet.dev/probe-period-ms applies; 0: pods have no such probes"
+    ),
+    Row::new("subSecondProbes.execRate", COUNT, "0").own_flag("sub-second-exec-probe-rate").honoured(
+        &[PodSync],
+        "the same for exec probes, whose attempts each start a process in the runtime"
     ),
     Row::new("relistPeriod", POSITIVE, "1s").own_flag("relist-period").honoured(
         &[Pleg],

@@ -56,9 +56,12 @@ struct Args {
     /// Kinds of runtime: with list streams, without.
     #[arg(long, value_delimiter = ',', default_value = "streams,lists")]
     runtimes: Vec<String>,
-    /// HTTP probes with a period of one second.
+    /// HTTP probes.
     #[arg(long, default_value_t = 1_000)]
     probes: usize,
+    /// Their period in milliseconds.
+    #[arg(long, default_value_t = 1_000)]
+    probe_period_ms: u32,
     /// Watchers of the probes' evaluations.
     #[arg(long, default_value_t = 50)]
     probe_watchers: usize,
@@ -83,6 +86,9 @@ struct Args {
     /// A kubelet that does the work of the whole node as well.
     #[arg(long)]
     kubelet: Option<PathBuf>,
+    /// Leave out the runtimes and the whole node.
+    #[arg(long)]
+    only_probes: bool,
     /// Only the whole node.
     #[arg(long)]
     only_node: bool,
@@ -119,6 +125,17 @@ fn main() -> anyhow::Result<()> {
         if let Some(socket) = &args.serve_node {
             return node::serve(socket).await;
         }
+        let span = Duration::from_secs(args.probe_seconds);
+        let probe_args = probes::ProbeArgs {
+            probes: args.probes,
+            period: Duration::from_millis(args.probe_period_ms.into()),
+            watchers: args.probe_watchers,
+            span,
+        };
+        if args.only_probes {
+            writeln!(std::io::stdout(), "{:#}", probes::measured(probe_args).await?)?;
+            return Ok(());
+        }
         let node = node::measured(&args.node()).await?;
         if args.only_node {
             writeln!(std::io::stdout(), "{node:#}")?;
@@ -129,8 +146,7 @@ fn main() -> anyhow::Result<()> {
             let one = Args { runtimes: vec![kind.clone()], ..args.clone() };
             reports.insert(kind.clone(), measured(&one).await.with_context(|| format!("runtime {kind:?}"))?);
         }
-        let span = Duration::from_secs(args.probe_seconds);
-        let probes = probes::measured(args.probes, args.probe_watchers, span).await?;
+        let probes = probes::measured(probe_args).await?;
         let report = json!({
             "pods": args.pods, "containers": args.pods * args.containers, "watchers": args.watchers,
             "relists": args.relists, "exits": args.exits, "runtimes": reports, "probes": probes, "node": node,

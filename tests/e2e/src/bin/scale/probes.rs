@@ -1,4 +1,4 @@
-//! Lag of HTTP probes with a period of one second, on an idle and on a busy machine, and the evaluations that watchers receive.
+//! Lag of HTTP probes, on an idle and on a busy machine, and the evaluations that watchers receive.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -25,32 +25,44 @@ use tonic::transport::Channel;
 use crate::measure::{delays, usage};
 use crate::{LIMIT, now, pid, service};
 
-const PERIOD: Duration = Duration::from_secs(1);
 /// Processes that compute for all of their time.
 const BUSY: usize = 2;
 
 /// Arrivals of the requests of each probe, in CLOCK_BOOTTIME nanoseconds.
 type Arrivals = Arc<Vec<Mutex<Vec<u64>>>>;
 
-/// Measures `probes` probes for `span` on the machine as it is, and for `span` beside busy processes.
-pub(crate) async fn measured(probes: usize, watchers: usize, span: Duration) -> anyhow::Result<Value> {
+/// The probes that are measured.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ProbeArgs {
+    pub(crate) probes: usize,
+    pub(crate) period: Duration,
+    /// Watchers of the evaluations.
+    pub(crate) watchers: usize,
+    /// Time of each of the two measurements.
+    pub(crate) span: Duration,
+}
+
+/// Measures probes on the machine as it is, and beside busy processes.
+pub(crate) async fn measured(args: ProbeArgs) -> anyhow::Result<Value> {
+    let ProbeArgs { probes, period, watchers, span } = args;
     let dir = tempfile::tempdir()?;
     let arrivals: Arrivals = Arc::new((0..probes).map(|_| Mutex::default()).collect());
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let port = listener.local_addr()?.port();
     let server = task::spawn("server", accept(listener, Arc::clone(&arrivals)));
     let mut prober = service(dir.path(), "probe-service", &[]);
-    let driver = Driver::start(dir.path(), port, probes).await?;
-    // Until each probe has its place within the second.
+    let driver = Driver::start(dir.path(), port, args).await?;
+    // Until each probe has its place within the period.
     wait_for_all(&arrivals).await?;
     let received = Watchers::open(dir.path(), watchers).await?;
-    let quiet = observe(&arrivals, pid(&prober)?, span).await?;
+    let quiet = observe(&arrivals, pid(&prober)?, args).await?;
     let busy: Vec<Busy> = (0..BUSY).map(|_| Busy::start()).collect::<anyhow::Result<_>>()?;
-    let loaded = observe(&arrivals, pid(&prober)?, span).await?;
+    let loaded = observe(&arrivals, pid(&prober)?, args).await?;
     drop(busy);
     ensure!(prober.process().starts == 1, "probe-service ended");
     let report = json!({
         "probes": probes,
+        "period_ms": period.as_secs_f64() * 1000.0,
         "seconds": span.as_secs(),
         "idle_machine": quiet,
         "beside_busy_processes": loaded,
@@ -73,7 +85,8 @@ async fn wait_for_all(arrivals: &Arrivals) -> anyhow::Result<()> {
 
 /// Returns the lag of the probes' requests and the CPU of the service during `span`. The lag of a request is the difference between
 /// its distance from the one before and the period.
-async fn observe(arrivals: &Arrivals, pid: i32, span: Duration) -> anyhow::Result<Value> {
+async fn observe(arrivals: &Arrivals, pid: i32, args: ProbeArgs) -> anyhow::Result<Value> {
+    let ProbeArgs { period, span, .. } = args;
     for of_probe in arrivals.iter() {
         of_probe.lock().clear();
     }
@@ -84,7 +97,7 @@ async fn observe(arrivals: &Arrivals, pid: i32, span: Duration) -> anyhow::Resul
     for of_probe in arrivals.iter() {
         let times = of_probe.lock().clone();
         ensure!(times.len() > 1, "a probe has stopped");
-        let period = u64::try_from(PERIOD.as_nanos()).unwrap_or(u64::MAX);
+        let period = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
         lags.extend(times.windows(2).map(|pair| (pair[1] - pair[0]).abs_diff(period)));
     }
     Ok(json!({
@@ -129,7 +142,7 @@ impl Drop for Driver {
 }
 
 impl Driver {
-    async fn start(run: &Path, port: u16, probes: usize) -> anyhow::Result<Self> {
+    async fn start(run: &Path, port: u16, args: ProbeArgs) -> anyhow::Result<Self> {
         let mut client = client(run).await?;
         let (requests, stream) = tokio::sync::mpsc::unbounded_channel();
         let send = |request| {
@@ -137,8 +150,8 @@ impl Driver {
             requests.send(request).ok().context("the stream has ended")
         };
         send(Request::Hello(quintlet_proto::hello()))?;
-        for i in 0..probes {
-            send(Request::Target(target(i, port)))?;
+        for i in 0..args.probes {
+            send(Request::Target(target(i, port, args.period)?))?;
         }
         send(Request::Complete(wire::FullSetComplete {}))?;
         let mut reports = client.drive(UnboundedReceiverStream::new(stream)).await?.into_inner();
@@ -161,7 +174,7 @@ async fn client(run: &Path) -> anyhow::Result<ProbeClient<Channel>> {
     Ok(ProbeClient::new(socket::channel(path)))
 }
 
-fn target(i: usize, port: u16) -> wire::PodTarget {
+fn target(i: usize, port: u16, period: Duration) -> anyhow::Result<wire::PodTarget> {
     let http = wire::HttpGet {
         scheme: "http".to_owned(),
         port: port.into(),
@@ -172,12 +185,13 @@ fn target(i: usize, port: u16) -> wire::PodTarget {
         r#type: ProbeType::Readiness as i32,
         handler: Some(wire::probe_spec::Handler::Http(http)),
         period_seconds: 1,
+        period_ms: u32::try_from(period.as_millis())?,
         timeout_seconds: 1,
         success_threshold: 1,
         failure_threshold: 3,
         ..wire::ProbeSpec::default()
     };
-    wire::PodTarget {
+    Ok(wire::PodTarget {
         uid: format!("uid-{i}"),
         name: format!("pod-{i}"),
         namespace: "default".to_owned(),
@@ -191,7 +205,7 @@ fn target(i: usize, port: u16) -> wire::PodTarget {
             started: true,
             probes: vec![probe],
         }],
-    }
+    })
 }
 
 /// Clients of Watch, each with its own connection.

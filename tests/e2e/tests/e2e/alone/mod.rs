@@ -2,3 +2,4 @@
 
 mod bench;
 mod process_ids;
+mod sub_second_probes;
