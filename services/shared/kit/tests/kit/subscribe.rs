@@ -84,6 +84,31 @@ async fn a_request_is_small() {
 }
 
 #[tokio::test]
+async fn a_user_that_opens_idle_connections_alone_has_a_quarter_of_the_places() {
+    let server = start();
+    let mut idle = Vec::new();
+    for _ in 0..200 {
+        idle.push(UnixStream::connect(&server.path).await.unwrap());
+    }
+    // A refused connection is closed at once; the server sends its settings on another one.
+    let mut open = Vec::new();
+    for mut stream in idle {
+        if stream.read_u8().await.is_ok() {
+            open.push(stream);
+        }
+    }
+    assert_eq!(open.len(), 32);
+    let mut client = ContainersClient::new(channel(server.path.clone()));
+    assert!(client.watch(WatchContainersRequest::default()).await.is_err());
+    drop(open.pop());
+    let mut client = ContainersClient::new(channel(server.path.clone()));
+    while client.watch(WatchContainersRequest::default()).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    server.stop.cancel();
+}
+
+#[tokio::test]
 async fn reflection_lists_the_service_of_the_socket_alone() {
     let server = start();
     let mut reflection = ServerReflectionClient::new(channel(server.path.clone()));
