@@ -209,8 +209,8 @@ pub fn at_most(
     share: Share,
     connections: impl Stream<Item = io::Result<UnixConn>> + Send + 'static,
 ) -> impl Stream<Item = io::Result<UnixConn>> + Send + 'static {
-    let (slots, refused, mut log) =
-        (Slots::default(), refused(), RefusalLog(LogInterval::new(REFUSAL_LOG_INTERVAL)));
+    let (slots, refused) = (Slots::default(), refused());
+    let mut log = RefusalLog(LogInterval::new(REFUSAL_LOG_INTERVAL));
     connections.filter_map(move |connection| {
         let admitted = connection.map(|connection| match slots.enter(connection.peer.uid, share) {
             Ok(slot) => Some(UnixConn { _slot: Some(slot), ..connection }),
