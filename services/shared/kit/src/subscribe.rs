@@ -148,7 +148,7 @@ pub fn serve(
     };
     let PeerPolicy::Uids(own) = PeerPolicy::root_and_self() else { return };
     let policy = PeerPolicy::Members { uids: own, gids: args.subscriber_gid.clone() };
-    let policy = policy.and(&args.subscriber_uid);
+    let policy = policy.and(&args.users());
     let server = make(Server::for_guests(LIMITS)).with_reflection();
     let serving = server.serve(listener, policy, stop.clone());
     crate::task::spawn("subscribers", async move {

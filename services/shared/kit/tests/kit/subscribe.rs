@@ -55,7 +55,7 @@ fn start() -> Running {
     let dir = tempfile::tempdir().unwrap();
     let (path, stop) = (dir.path().join("subscribe/kit/subscribe.sock"), CancellationToken::new());
     let uid = nix::unistd::geteuid().as_raw();
-    let args = SubscriberArgs { subscriber_uid: vec![uid], subscriber_gid: Vec::new() };
+    let args = SubscriberArgs { subscriber_uid: vec![uid], ..SubscriberArgs::default() };
     let subscribers = Subscribers::new("kit-test");
     let service = ContainersServer::new(Greets(subscribers.clone()));
     serve(&path, &args, &stop, |server| server.add_service(service));
