@@ -7,7 +7,7 @@
 //! A request passes [`server`], [`routes`] and [`node_api_access`], and ends in a page. [`connection`] has the life cycle of a
 //! connection. Statistics are the crate [`node_api_statistics`], streams the crate [`node_api_streams`].
 //!
-//! Tasks: one per listener, per connection and per upgraded connection, and `reload` for files that have changed. [`subscribers`] is the
+//! Tasks: one per listener, per connection and per upgraded connection, and `reload` for files that have changed. `subscribers` is the
 //! port that passes streams of `quintlet.subscribe.v1` on over TCP.
 
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
