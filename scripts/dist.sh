@@ -67,6 +67,9 @@ print quintctl completions bash > "$tree/usr/share/bash-completion/completions/q
 print quintctl completions zsh > "$tree/usr/share/zsh/site-functions/_quintctl"
 print quintctl completions fish > "$tree/usr/share/fish/vendor_completions.d/quintctl.fish"
 print quintctl config > "$doc/config.yaml"
+mkdir -p "$tree/usr/share/quintlet"
+print quintctl protos | tar -x --no-same-owner -C "$tree/usr/share/quintlet"
+mv "$tree/usr/share/quintlet/quintlet-proto" "$tree/usr/share/quintlet/proto"
 scripts/man.py "$binary" "$version" "$tree/usr/share/man/man8"
 gzip -9n "$tree"/usr/share/man/man8/*.8
 install -m 0644 LICENSE "$doc/copyright"

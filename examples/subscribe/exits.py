@@ -76,7 +76,8 @@ class Metrics(http.server.BaseHTTPRequestHandler):
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--socket", default="/run/quintlet/subscribe/pleg/subscribe.sock")
+    arguments.add_argument("--address", default="127.0.0.1")
     arguments.add_argument("--listen", type=int, default=9490)
     given = arguments.parse_args()
     threading.Thread(target=watch, args=[given.socket], daemon=True).start()
-    http.server.ThreadingHTTPServer(("127.0.0.1", given.listen), Metrics).serve_forever()
+    http.server.ThreadingHTTPServer((given.address, given.listen), Metrics).serve_forever()

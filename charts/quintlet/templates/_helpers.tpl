@@ -99,7 +99,7 @@ imagePullPolicy: {{ $image.pullPolicy | default "IfNotPresent" }}
 
 {{/* Not empty if somebody may subscribe to containers, probes and pods. */}}
 {{- define "quintlet.hasSubscribers" -}}
-{{- if or .Values.subscribers.uids .Values.subscribers.gids }}yes{{ end -}}
+{{- if or .Values.subscribers.uids .Values.subscribers.gids .Values.subscribers.tls.listen }}yes{{ end -}}
 {{- end }}
 
 {{/*
@@ -148,6 +148,12 @@ node-api:
   probe: ""
   status: ""
   node-api: nodeApi nodeApi 0700
+  {{- if .Values.subscribers.tls.listen }}
+  # node-api subscribes for clients over TCP.
+  subscribe/pleg: ""
+  subscribe/probe: ""
+  subscribe/podsync: ""
+  {{- end }}
   {{- if .Values.bootstrap.enabled }}
   credentials: ""
   serving: ""
@@ -216,6 +222,19 @@ pod-sync:
 {{- end }}
 {{- range $values.subscribers.gids }}
 - --subscriber-gid={{ int . }}
+{{- end }}
+{{- with $values.subscribers.tls.listen }}
+- --subscriber-listen={{ . }}
+- --subscriber-relay-uid={{ int $values.users.nodeApi }}
+{{- end }}
+{{- end }}
+{{- if and (eq .part "node-api") $values.subscribers.tls.listen }}
+- --subscriber-listen={{ $values.subscribers.tls.listen }}
+- --subscriber-cert-file=/etc/quintlet/subscribers/tls.crt
+- --subscriber-key-file=/etc/quintlet/subscribers/tls.key
+- --subscriber-client-ca-file=/etc/quintlet/subscribers/ca.crt
+{{- range $values.subscribers.tls.names }}
+- {{ printf "--subscriber-name=%s" . | quote }}
 {{- end }}
 {{- end }}
 {{- if has $service (list "pleg-service" "pod-sync") }}
@@ -365,6 +384,10 @@ pod-sync:
     # For machine_info and cadvisor_version_info of /metrics/cadvisor.
     - { name: machine-id, mountPath: /etc/machine-id, readOnly: true }
     - { name: os-release, mountPath: /etc/os-release, readOnly: true }
+    {{- if $values.subscribers.tls.listen }}
+    # The whole secret: node-api sees its renewed files.
+    - { name: subscribers, mountPath: /etc/quintlet/subscribers, readOnly: true }
+    {{- end }}
     # For the memory of the node and what the runtime omits of pods.
     - { name: cgroup, mountPath: /sys/fs/cgroup, readOnly: true }
     {{- end }}
@@ -504,6 +527,10 @@ pod-sync:
 {{- if has "node-api" .parts }}
 - name: node-api-certs
   hostPath: { path: {{ $values.nodeApi.certDir }}, type: DirectoryOrCreate }
+{{- end }}
+{{- if and (has "node-api" .parts) $values.subscribers.tls.listen }}
+- name: subscribers
+  secret: { secretName: {{ $values.subscribers.tls.secretName }}, defaultMode: 0440 }
 {{- end }}
 {{- if and (has "node-api" .parts) $values.nodeApi.clientCAFile }}
 - name: client-ca

@@ -33,6 +33,12 @@
 {{- range regexSplit "(?m)^---" $values.config -1 -}}
 {{- if hasKey (fromYaml .) "subscribers" }}{{ fail "subscribers in config has no effect in the chart: use the value subscribers" }}{{ end -}}
 {{- end -}}
+{{- $tls := $values.subscribers.tls -}}
+{{- if $tls.listen -}}
+{{- if not $tls.secretName }}{{ fail "subscribers.tls.listen needs subscribers.tls.secretName: there is no such port without TLS" }}{{ end -}}
+{{- if not $tls.names }}{{ fail "subscribers.tls.listen needs subscribers.tls.names: the clients that may subscribe" }}{{ end -}}
+{{- if not (include "quintlet.hasNodeApi" .) }}{{ fail "subscribers.tls.listen needs node-api, which serves them: nodeApi.enabled and a kubeconfig" }}{{ end -}}
+{{- else if or $tls.secretName $tls.names }}{{ fail "subscribers.tls.secretName and subscribers.tls.names have no effect without subscribers.tls.listen" }}{{ end -}}
 {{- if and $values.plegService.followerArgs (eq (int $values.plegService.followers) 0) }}{{ fail "plegService.followerArgs has no effect without plegService.followers" }}{{ end -}}
 {{- $ids := dict -}}
 {{- range $name, $id := $values.users -}}
@@ -44,6 +50,7 @@
 {{- $listen := dict -}}
 {{- if include "quintlet.hasNodeApi" . -}}
 {{- $_ := set $listen "nodeApi.port" $values.nodeApi.port -}}
+{{- if $tls.listen }}{{ $_ := set $listen "subscribers.tls.listen" (regexFind "[0-9]+$" $tls.listen) }}{{ end -}}
 {{- if $values.nodeApi.healthzPort }}{{ $_ := set $listen "nodeApi.healthzPort" $values.nodeApi.healthzPort }}{{ end -}}
 {{- end -}}
 {{- if $values.metrics.enabled }}{{ range $name, $port := $values.metrics.ports }}{{ $_ := set $listen (printf "metrics.ports.%s" $name) $port }}{{ end }}{{ end -}}

@@ -1,7 +1,7 @@
 //! The command line. Flags have the names of the kubelet's flags and the defaults of a kubelet with a configuration file.
 //! Fields of that file replace the defaults.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -128,6 +128,21 @@ pub struct NodeApiArgs {
     /// Directory of container logs, for statistics of their size
     #[arg(long, value_name = "DIR", default_value = "/var/log/pods")]
     pub pod_logs_dir: PathBuf,
+    /// Address and port that serve subscribers over TCP, with mutual TLS. Not set: none
+    #[arg(long, value_name = "ADDR", requires_all = ["subscriber_cert_file", "subscriber_key_file", "subscriber_client_ca_file", "subscriber_name"])]
+    pub subscriber_listen: Option<SocketAddr>,
+    /// Serving certificate for subscribers with its chain; reloaded when it changes
+    #[arg(long, value_name = "FILE", requires = "subscriber_listen")]
+    pub subscriber_cert_file: Option<PathBuf>,
+    /// Key of --subscriber-cert-file
+    #[arg(long, value_name = "FILE", requires = "subscriber_listen")]
+    pub subscriber_key_file: Option<PathBuf>,
+    /// CA bundle that verifies the certificates of subscribers; reloaded when it changes
+    #[arg(long, value_name = "FILE", requires = "subscriber_listen")]
+    pub subscriber_client_ca_file: Option<PathBuf>,
+    /// Common name of a certificate whose client may subscribe over TCP. May be repeated
+    #[arg(long, value_name = "NAME", requires = "subscriber_listen")]
+    pub subscriber_name: Vec<String>,
     #[command(flatten)]
     pub common: CommonArgs,
     #[command(flatten)]

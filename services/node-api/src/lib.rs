@@ -7,7 +7,8 @@
 //! A request passes [`server`], [`routes`] and [`node_api_access`], and ends in a page. [`connection`] has the life cycle of a
 //! connection. Statistics are the crate [`node_api_statistics`], streams the crate [`node_api_streams`].
 //!
-//! Tasks: one per listener, per connection and per upgraded connection, and `reload` for files that have changed.
+//! Tasks: one per listener, per connection and per upgraded connection, and `reload` for files that have changed. `subscribers` is the
+//! port that passes streams of `quintlet.subscribe.v1` on over TCP.
 
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -35,6 +36,7 @@ mod run;
 pub mod server;
 pub mod shared_page;
 pub mod state;
+mod subscribers;
 pub mod system_logs;
 mod trace;
 pub mod zpages;

@@ -27,7 +27,8 @@ pub fn main() -> ExitCode {
 async fn serve(loaded: &Loaded<NodeApiArgs>, stop: CancellationToken) -> Result<(), StartError> {
     let api = NodeApi::bind(loaded, Limits::default(), Clock::system()).await?;
     let address = api.address().map_or_else(|| "none".to_owned(), |address| address.to_string());
-    tracing::info!(address, "serving node API");
+    let subscribers = api.subscriber_address().map(tracing::field::display);
+    tracing::info!(address, subscribers, "serving node API");
     api.serve(stop).await;
     Ok(())
 }

@@ -223,7 +223,7 @@ impl Routes {
     ) -> Result<(), ShareOf> {
         let share = self.state.limits.requests.of(client.pool());
         let slot = self.state.requests.of(client.pool()).enter(client.clone(), share);
-        let slot = slot.ok_or(ShareOf::Requests)?;
+        let slot = slot.map_err(|_| ShareOf::Requests)?;
         if let Some(peer) = peer {
             peer.life.trust(client).map_err(|_| ShareOf::Connections)?;
         }

@@ -24,6 +24,7 @@ use crate::metrics::MetricsCache;
 use crate::routes::{Port, Routes};
 use crate::server::{GRACE, Listener, STUCK_AFTER};
 use crate::state::{RequestSlots, ServerState, StatsPages};
+use crate::subscribers::{OpenPort, PortError, SubscriberPort};
 use crate::zpages::DebugPages;
 use node_api_access::authn::{Authenticator, Tokens};
 use node_api_access::authz::{Authorizer, Webhook};
@@ -75,6 +76,8 @@ pub struct NodeApi {
     files: ReloadedFiles,
     healthz: Option<SocketAddr>,
     gate: ConnectionLimiter,
+    /// The port for subscribers, and the result of its first opening.
+    subscribers: Option<(SubscriberPort, Result<OpenPort, PortError>)>,
 }
 
 impl std::fmt::Debug for NodeApi {
@@ -135,6 +138,13 @@ impl NodeApi {
             subtracts_huge_pages: args.has_gate(HUGE_PAGE_AWARE_EVICTION, true),
         };
         let stats = Stats::new(node_name.clone(), stats_paths, clock.clone());
+        let subscribers = match SubscriberPort::of(args, settings, paths.clone(), clock.clone()) {
+            Some(port) => {
+                let first = port.open().await;
+                Some((port, first))
+            }
+            None => None,
+        };
         let counters = Counters::default();
         let tasks = TaskTracker::new();
         let abort = CancellationToken::new();
@@ -185,6 +195,7 @@ impl NodeApi {
             healthz: (args.healthz_port != 0)
                 .then(|| SocketAddr::new(args.healthz_bind_address, args.healthz_port)),
             gate: ConnectionLimiter::default(),
+            subscribers,
         })
     }
 
@@ -192,6 +203,12 @@ impl NodeApi {
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.main.as_ref()?.local_addr().ok()
+    }
+
+    /// Returns the address for subscribers, if it is bound.
+    #[must_use]
+    pub fn subscriber_address(&self) -> Option<SocketAddr> {
+        self.subscribers.as_ref()?.1.as_ref().ok()?.address()
     }
 
     /// Returns the connection limiter of the main port.
@@ -229,6 +246,9 @@ impl NodeApi {
             // A limiter of its own, since this port has no authentication.
             let listener = Listener { gate: ConnectionLimiter::default(), ..listener(Port::ReadOnly, None) };
             tasks.spawn("listen-read-only", listener.run(read_only));
+        }
+        if let Some((port, first)) = self.subscribers {
+            tasks.spawn("listen-subscribers", port.serve(first, listener(Port::Main, None)));
         }
         if let Some(address) = self.healthz {
             // A limiter of its own: full ports do not make the node look dead.

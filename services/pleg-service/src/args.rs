@@ -94,6 +94,13 @@ mod tests {
     }
 
     #[test]
+    fn an_address_for_subscribers_needs_no_certificate_here() {
+        let line = ["pleg-service", "--subscriber-listen=[::]:10260", "--subscriber-relay-uid=7"];
+        let read = quintlet_config::cli::read::<Args>(Service::Pleg, line.map(Into::into).into());
+        assert_eq!(read.unwrap().args.subscribers.users(), [7]);
+    }
+
+    #[test]
     fn durations_need_a_unit_and_are_more_than_zero() {
         assert!(Args::try_parse_from(["pleg-service", "--relist-period", "5"]).is_err());
         assert!(Args::try_parse_from(["pleg-service", "--relist-period", "0s"]).is_err());

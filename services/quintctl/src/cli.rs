@@ -12,7 +12,7 @@ use crate::out::{Format, print};
 use crate::streaming::{attach, exec, forward};
 use crate::{
     bundle, claims, config, cpus, devices, events, explain, health, image, list_pods, log_level, logs,
-    pressure, retry, top, trace, up, version, volumes, watch,
+    pressure, protos, retry, top, trace, up, version, volumes, watch,
 };
 
 /// Operate Quintlet on this machine.
@@ -87,6 +87,8 @@ pub enum Command {
     Uninstall(quintctl_install::UninstallArgs),
     /// Replace the binary of the running services, one service after the other; no pod restarts
     Upgrade(quintctl_install::UpgradeArgs),
+    /// Print the protobuf contract for subscribers, as a tar archive: quintctl protos | tar x
+    Protos,
     /// Print a shell completion script
     Completions {
         /// Shell to complete for
@@ -148,6 +150,7 @@ pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send 
         },
         Command::DebugBundle(args) => Box::pin(bundle::run(args, &paths)).await,
         Command::Version => version::run(&paths, format).await,
+        Command::Protos => protos::run(),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "quintctl", &mut script);

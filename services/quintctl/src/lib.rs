@@ -25,6 +25,7 @@ mod parse;
 pub mod pods;
 pub mod pressure;
 mod process;
+mod protos;
 pub mod retry;
 mod run_as;
 pub mod screen;

@@ -51,6 +51,26 @@ pub fn kubectl() -> PathBuf {
     unpacked("kubernetes-client/usr/bin/kubectl")
 }
 
+/// Returns the directory of the Python modules of gRPC, where `scripts/install.sh test` installs them.
+///
+/// # Panics
+/// It does not exist.
+#[must_use]
+pub fn grpcio() -> PathBuf {
+    unpacked("grpcio/grpc/__init__.py").ancestors().nth(2).map(Path::to_owned).unwrap_or_default()
+}
+
+/// Returns the program of a cargo example, which each build of the workspace makes.
+///
+/// # Panics
+/// It does not exist.
+#[must_use]
+pub fn example(name: &str) -> PathBuf {
+    let path = profile_dir().join("examples").join(name);
+    assert!(path.is_file(), "{} is missing: run cargo build --workspace --all-targets", path.display());
+    path
+}
+
 fn unpacked(tool: &str) -> PathBuf {
     let target = profile_dir().parent().map(Path::to_owned).unwrap_or_default();
     let path = target.join("tools").join(tool);

@@ -61,7 +61,8 @@ impl Tokens {
         if let Some(known) = self.known.get(&key, Instant::now()) {
             return known.ok_or_else(invalid);
         }
-        let _turn = self.waiting.enter(network, self.limits.reviews).ok_or(AuthenticationError::Busy)?;
+        let _turn =
+            self.waiting.enter(network, self.limits.reviews).map_err(|_| AuthenticationError::Busy)?;
         let user = self
             .reviewer
             .token(token)

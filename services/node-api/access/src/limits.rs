@@ -5,22 +5,12 @@
 //! ([`Slots`]).
 
 mod connections;
-mod slots;
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 pub use connections::{ConnectionLimiter, ConnectionSlot, ShareExceeded};
-pub use slots::{Slot, Slots};
-
-/// Limits of something that several clients share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
-    /// Limit of all clients.
-    pub all: usize,
-    /// Limit of each client.
-    pub each: usize,
-}
+pub use quintlet_kit::slots::{Share, Slot, Slots};
 
 /// A share for each [`Pool`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -208,7 +208,24 @@ impl Ca {
     }
 
     pub(crate) fn client(&self, name: &str, group: &str, usage: rcgen::ExtendedKeyUsagePurpose) -> Identity {
+        self.sign(rcgen::CertificateParams::default(), name, group, usage)
+    }
+
+    /// Returns a client whose certificate has expired.
+    #[allow(dead_code, reason = "each test binary uses a part of this module")]
+    pub(crate) fn expired_client(&self, name: &str) -> Identity {
         let mut params = rcgen::CertificateParams::default();
+        params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+        self.sign(params, name, "g", rcgen::ExtendedKeyUsagePurpose::ClientAuth)
+    }
+
+    fn sign(
+        &self,
+        mut params: rcgen::CertificateParams,
+        name: &str,
+        group: &str,
+        usage: rcgen::ExtendedKeyUsagePurpose,
+    ) -> Identity {
         params.distinguished_name = rcgen::DistinguishedName::new();
         params.distinguished_name.push(rcgen::DnType::CommonName, name);
         params.distinguished_name.push(rcgen::DnType::OrganizationName, group);

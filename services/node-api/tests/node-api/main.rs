@@ -13,4 +13,5 @@ mod panics;
 mod redirects;
 mod settings;
 mod slow_list;
+mod subscribers;
 mod summary;

@@ -203,6 +203,12 @@ fn arguments(
     for uid in users.iter().flat_map(|users| users.observers(name, node_api)) {
         line.flag("--observer-uid", uid.to_string());
     }
+    // The service admits the user only if the configuration has an address for subscribers over TCP.
+    if let Some(users) = users.filter(|users| node_api && users.uid(NODE_API) != 0)
+        && ["pleg-service", PROBER, POD_SYNC].contains(&name)
+    {
+        line.flag("--subscriber-relay-uid", users.uid(NODE_API).to_string());
+    }
     match name {
         "cri-proxy" => {
             line.flag("--runtime-endpoint", &runtime.endpoint);
@@ -440,8 +446,12 @@ mod tests {
         );
         assert!(line(POD_SYNC).contains("--kubeconfig /k"));
         assert!(line(POD_SYNC).ends_with("--allow-uid 7 --node-api-port 10250"));
+        for name in ["pleg-service", "probe-service", POD_SYNC] {
+            assert!(line(name).contains(" --subscriber-relay-uid 7"), "{name}");
+        }
+        assert!(!line(NODE_API).contains("--subscriber") && !line(REPORTER).contains("--subscriber"));
         assert!(line("cri-proxy").ends_with("--allow-uid node-api=7"));
-        assert!(line("pleg-service").ends_with("--observer-uid 65532 --observer-uid 7"));
+        assert!(line("pleg-service").contains("--observer-uid 65532 --observer-uid 7"));
         let api = plans.iter().find(|p| p.name == NODE_API).unwrap();
         assert_eq!((api.binary, api.user.clone()), (NODE_API, users.user(NODE_API)));
         assert_eq!(

@@ -5,18 +5,19 @@ mod resources;
 mod view;
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use self::view::View;
 use crate::config::Config;
 use crate::diagnostics::Diagnostic;
-use crate::node::{Data, LocatedValue};
+use crate::node::{Data, LocatedValue, Origin};
 use crate::table::{Document, FieldSupport, Row, TRUST_BUNDLE_PROJECTION, TRUST_BUNDLES};
 use quintlet_model::go_duration;
 
 /// Reports violations of the rules.
 pub(crate) fn check(config: &Config, out: &mut Vec<Diagnostic>) {
     let view = View { config };
-    for rule in [refused, images, shutdown, pulls, logs, server, tls, other] {
+    for rule in [refused, images, shutdown, pulls, logs, server, tls, subscribers, other] {
         rule(&view, out);
     }
     resources::check(&view, out);
@@ -148,6 +149,48 @@ fn tls(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     };
     check_names("tlsCipherSuites", &SUITES.join(", "), &suite);
     check_names("tlsCurvePreferences", "29 (X25519), 23 (P-256), 24 (P-384)", &group);
+}
+
+/// Subscribers over TCP have mutual TLS and names, or there are none.
+fn subscribers(view: &View<'_>, out: &mut Vec<Diagnostic>) {
+    const LISTEN: &str = "subscribers.tls.listen";
+    const NEEDED: [&str; 4] = [
+        "subscribers.tls.certFile",
+        "subscribers.tls.keyFile",
+        "subscribers.tls.clientCAFile",
+        "subscribers.tls.names",
+    ];
+    let node = |field: &str| view.config.value(Document::Quintlet, field);
+    let is_set = |field: &str| {
+        node(field).is_some_and(|value| {
+            !value.elements().is_empty() || value.text().is_some_and(|text| !text.is_empty())
+        })
+    };
+    let blame = |field: &str, message: String| {
+        let origin = node(field).map_or(Origin::Default, |value| value.origin.clone());
+        Diagnostic::error(origin, field, message)
+    };
+    if !is_set(LISTEN) {
+        let without = NEEDED.iter().filter(|field| is_set(field));
+        out.extend(without.map(|field| blame(field, format!("needs {LISTEN}"))));
+        return;
+    }
+    // The services that only admit node-api have no flags for the rest; node-api itself requires them.
+    let is_flag = node(LISTEN).is_some_and(|value| matches!(value.origin, Origin::Flag(_)));
+    let missing = NEEDED.iter().filter(|field| !is_flag && !is_set(field));
+    out.extend(missing.map(|field| blame(LISTEN, format!("needs {field}"))));
+    let names = node("subscribers.tls.names").map(LocatedValue::elements).unwrap_or_default();
+    for (at, name) in names.iter().enumerate().filter(|(_, name)| name.text().is_none_or(str::is_empty)) {
+        let path = format!("subscribers.tls.names[{at}]");
+        out.push(Diagnostic::error(name.origin.clone(), path, "is empty".to_owned()));
+    }
+    let address = node(LISTEN).and_then(LocatedValue::text).and_then(|text| text.parse::<SocketAddr>().ok());
+    for field in ["port", "readOnlyPort", "healthzPort"] {
+        let port = view.int(field).filter(|port| *port != 0);
+        if port.is_some() && port == address.map(|address| i64::from(address.port())) {
+            out.push(blame(LISTEN, format!("has the port of {field}")));
+        }
+    }
 }
 
 fn other(view: &View<'_>, out: &mut Vec<Diagnostic>) {

@@ -82,20 +82,33 @@ impl NodeArgs {
 /// Users that may subscribe to what a service publishes for programs that are not part of Quintlet.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct SubscriberArgs {
-    /// User, by name or number, that may subscribe at the service's socket below RUN_DIR/subscribe. May be repeated. Without a user
-    /// and a group there is no such socket.
+    /// User, by name or number, that may subscribe at the service's socket below RUN_DIR/subscribe. May be repeated. Without a user,
+    /// a group and an address for subscribers there is no such socket.
     #[arg(long, value_name = "USER", value_parser = user_id)]
     pub subscriber_uid: Vec<u32>,
     /// Group, by name or number, whose members may subscribe: processes with it as their group. May be repeated.
     #[arg(long, value_name = "GROUP", value_parser = group_id)]
     pub subscriber_gid: Vec<u32>,
+    /// Address at which node-api serves subscribers over TCP. For them, the user of --subscriber-relay-uid may subscribe at the socket.
+    #[arg(long, value_name = "ADDR")]
+    pub subscriber_listen: Option<SocketAddr>,
+    /// User of node-api, by name or number.
+    #[arg(long, value_name = "USER", value_parser = user_id)]
+    pub subscriber_relay_uid: Option<u32>,
 }
 
 impl SubscriberArgs {
-    /// Returns whether no user and no group may subscribe.
+    /// Returns whether there are no subscribers.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.subscriber_uid.is_empty() && self.subscriber_gid.is_empty()
+        self.subscriber_uid.is_empty() && self.subscriber_gid.is_empty() && self.subscriber_listen.is_none()
+    }
+
+    /// Returns the users that may subscribe.
+    #[must_use]
+    pub fn users(&self) -> Vec<u32> {
+        let relay = self.subscriber_relay_uid.filter(|_| self.subscriber_listen.is_some());
+        self.subscriber_uid.iter().copied().chain(relay).collect()
     }
 }
 
@@ -361,6 +374,11 @@ mod tests {
         for flags in [["--subscriber-gid=8"], ["--subscriber-uid=8"]] {
             assert!(!parse(&flags).unwrap().is_empty(), "{flags:?}");
         }
+        let relay = parse(&["--subscriber-relay-uid=9"]).unwrap();
+        assert!(relay.is_empty() && relay.users().is_empty(), "nobody subscribes over TCP");
+        let over_tcp = ["--subscriber-relay-uid=9", "--subscriber-listen=[::1]:1", "--subscriber-uid=7"];
+        assert_eq!(parse(&over_tcp).unwrap().users(), [7, 9]);
+        assert!(!parse(&over_tcp[1..2]).unwrap().is_empty());
         let error = parse(&["--subscriber-gid=no-such-group"]).unwrap_err().to_string();
         assert!(error.contains("group \"no-such-group\" does not exist"), "{error}");
     }

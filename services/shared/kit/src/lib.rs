@@ -38,6 +38,7 @@ pub mod reflection;
 pub mod server;
 pub mod service;
 pub mod signals;
+pub mod slots;
 pub mod socket;
 pub mod stalls;
 pub mod status_code;

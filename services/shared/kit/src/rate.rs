@@ -81,6 +81,33 @@ impl Throttle {
     }
 }
 
+/// Lets one of many equal log lines through per interval, and counts the others.
+#[derive(Debug)]
+pub struct LogInterval {
+    interval: Duration,
+    last: Option<Instant>,
+    /// Occurrences since the last line.
+    count: u64,
+}
+
+impl LogInterval {
+    /// Creates an interval whose first line is due.
+    #[must_use]
+    pub const fn new(interval: Duration) -> Self {
+        Self { interval, last: None, count: 0 }
+    }
+
+    /// Counts an occurrence. Returns the number since the last line, this one included, if a line is due.
+    pub fn count(&mut self) -> Option<u64> {
+        self.count = self.count.saturating_add(1);
+        if self.last.is_some_and(|last| last.elapsed() < self.interval) {
+            return None;
+        }
+        self.last = Some(Instant::now());
+        Some(std::mem::take(&mut self.count))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,6 +129,15 @@ mod tests {
             limiter.take().await;
         }
         assert_eq!(start.elapsed().as_millis(), 100);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_line_per_interval_has_the_number_of_all() {
+        let mut interval = LogInterval::new(Duration::from_secs(60));
+        let counts: Vec<_> = (0..4).map(|_| interval.count()).collect();
+        assert_eq!(counts, [Some(1), None, None, None]);
+        tokio::time::advance(Duration::from_secs(60)).await;
+        assert_eq!([interval.count(), interval.count()], [Some(4), None]);
     }
 
     #[test]

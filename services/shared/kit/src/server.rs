@@ -9,7 +9,7 @@ use prometheus_client::encoding::text::encode;
 use quintlet_proto::debug::v1 as wire;
 use quintlet_proto::debug::v1::debug_server::{Debug, DebugServer};
 use tokio::net::UnixListener;
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::server::NamedService;
@@ -24,6 +24,7 @@ use crate::contain;
 use crate::control::control;
 use crate::messages::{self, Bounded};
 use crate::reflection::Reflection;
+use crate::slots::Share;
 use crate::socket::{Peer, PeerPolicy, at_most, incoming};
 
 /// Time limit for open calls after a server stops.
@@ -115,8 +116,8 @@ const GUEST_PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Limits of a server whose clients are not part of Quintlet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestLimits {
-    /// Open connections. Further ones are closed at once.
-    pub connections: usize,
+    /// Open connections, of all users and of each. Further ones are closed at once.
+    pub connections: Share,
     /// Open calls per connection. A call is open until its client has read the answer.
     pub calls: u32,
 }
@@ -233,8 +234,8 @@ impl Server {
         }
         let router = router.layer(axum::middleware::from_fn(contain_call));
         let routes = Routes::from(router);
-        let most = guests.map_or(Semaphore::MAX_PERMITS, |guests| guests.connections);
-        let connections = at_most(most, incoming(listener, connect_policy));
+        let share = guests.map_or(Share::UNLIMITED, |guests| guests.connections);
+        let connections = at_most(share, incoming(listener, connect_policy));
         let window = guests.map(|_| GUEST_WINDOW);
         let server = tonic::transport::Server::builder()
             .max_concurrent_streams(Some(guests.map_or(MAX_STREAMS, |guests| guests.calls)))

@@ -4,7 +4,6 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -13,7 +12,6 @@ use hyper_util::rt::TokioIo;
 use prometheus_client::metrics::counter::Counter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::transport::server::Connected;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic_health::pb::HealthCheckRequest;
@@ -22,6 +20,8 @@ use tonic_health::pb::health_client::HealthClient;
 
 use crate::gathered::Gathered;
 use crate::local_authority::LocalAuthority;
+use crate::rate::LogInterval;
+use crate::slots::{ReachedLimit, Share, Slot, Slots};
 
 /// Interval of HTTP/2 keepalive pings on an idle connection. A unix socket reports at once that its peer has ended, so pings only find
 /// a server that is suspended or hangs. Servers of clients that are part of Quintlet send none: a client that is suspended costs its
@@ -143,7 +143,7 @@ pub struct UnixConn {
     stream: LocalAuthority<Gathered<UnixStream>>,
     peer: Peer,
     // Freed with the connection.
-    _place: Option<OwnedSemaphorePermit>,
+    _slot: Option<Slot<u32>>,
 }
 
 impl UnixConn {
@@ -204,26 +204,46 @@ fn refused() -> Counter {
     )
 }
 
-/// Passes on at most `most` connections at a time. Closes and counts other connections.
+/// Passes on as many connections as `share` has, of all users and of each user. Closes and counts other connections.
 pub fn at_most(
-    most: usize,
+    share: Share,
     connections: impl Stream<Item = io::Result<UnixConn>> + Send + 'static,
 ) -> impl Stream<Item = io::Result<UnixConn>> + Send + 'static {
-    let (places, refused) = (Arc::new(Semaphore::new(most)), refused());
+    let (slots, refused) = (Slots::default(), refused());
+    let mut log = RefusalLog(LogInterval::new(REFUSAL_LOG_INTERVAL));
     connections.filter_map(move |connection| {
-        let place = Arc::clone(&places).try_acquire_owned();
-        let admitted = match (connection, place) {
-            (Ok(connection), Ok(place)) => Some(Ok(UnixConn { _place: Some(place), ..connection })),
-            (Ok(connection), Err(_)) => {
-                // No warning: a client that connects again and again would fill the log.
-                tracing::debug!(uid = connection.peer.uid, "refused connection, the socket has too many");
+        let admitted = connection.map(|connection| match slots.enter(connection.peer.uid, share) {
+            Ok(slot) => Some(UnixConn { _slot: Some(slot), ..connection }),
+            Err(reached) => {
                 refused.inc();
+                log.refused(connection.peer, reached);
                 None
             }
-            (Err(error), _) => Some(Err(error)),
-        };
-        std::future::ready(admitted)
+        });
+        std::future::ready(admitted.transpose())
     })
+}
+
+/// Interval between log lines of refused connections: a client that connects again and again would fill the log.
+const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Logs connections that a socket refuses, since there are too many.
+#[derive(Debug)]
+struct RefusalLog(LogInterval);
+
+impl RefusalLog {
+    fn refused(&mut self, peer: Peer, reached: ReachedLimit) {
+        let Some(count) = self.0.count() else { return };
+        let Peer { uid, pid } = peer;
+        match reached {
+            ReachedLimit::OfClient => {
+                tracing::info!(uid, pid, count, "refused connections, the user has too many");
+            }
+            ReachedLimit::OfAll => {
+                tracing::info!(uid, pid, count, "refused connections, the socket has too many")
+            }
+        }
+    }
 }
 
 /// Logs a refused connection. Any user can open a socket for members, and could fill the log.
@@ -250,11 +270,8 @@ pub fn incoming(
                 Ok((stream, _)) => match stream.peer_cred() {
                     Ok(cred) if policy.admits(cred.uid(), cred.gid()) => {
                         let stream = LocalAuthority::new(Gathered::new(stream));
-                        let conn = UnixConn {
-                            stream,
-                            peer: Peer { uid: cred.uid(), pid: cred.pid() },
-                            _place: None,
-                        };
+                        let conn =
+                            UnixConn { stream, peer: Peer { uid: cred.uid(), pid: cred.pid() }, _slot: None };
                         return Some((Ok(conn), (listener, policy, refused)));
                     }
                     Ok(cred) => {
@@ -405,6 +422,46 @@ mod tests {
             assert!(refused().get() > before);
             assert_eq!(lines.all().len(), logged, "{:?}", lines.all());
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn idle_connections_of_one_user_take_no_places_of_others_and_do_not_fill_the_log() {
+        let lines = quintlet_telemetry::Lines::default();
+        let log = quintlet_telemetry::capture("test", tracing::Level::INFO, &lines);
+        let _of_this_thread = tracing::dispatcher::set_default(&log);
+        let connection = |uid| {
+            let stream = LocalAuthority::new(Gathered::new(UnixStream::pair().unwrap().0));
+            Ok(UnixConn { stream, peer: Peer { uid, pid: None }, _slot: None })
+        };
+        let share = Share { all: 5, each: 3 };
+        let (sender, receiver) = futures::channel::mpsc::unbounded();
+        let mut admitted = Box::pin(at_most(share, receiver));
+        let before = refused().get();
+        let uids = [vec![1; 100], vec![2, 3, 4]].concat();
+        uids.iter().for_each(|uid| sender.unbounded_send(connection(*uid)).unwrap());
+        let mut open = Vec::new();
+        for _ in 0..share.all {
+            open.push(admitted.next().await.unwrap().unwrap());
+        }
+        let owners: Vec<u32> = open.iter().map(|open| open.peer.uid).collect();
+        assert_eq!(owners, [1, 1, 1, 2, 3]);
+        // The place of a closed connection is free again, at first for its user.
+        assert!(futures::poll!(admitted.next()).is_pending(), "user 4 is beyond the limit of the socket");
+        drop(open.remove(0));
+        tokio::time::advance(REFUSAL_LOG_INTERVAL).await;
+        for uid in [2, 1, 1] {
+            sender.unbounded_send(connection(uid)).unwrap();
+            if uid == 2 {
+                open.push(admitted.next().await.unwrap().unwrap());
+            }
+        }
+        assert!(futures::poll!(admitted.next()).is_pending());
+        assert!(refused().get() >= before + 100, "{} after {before}", refused().get());
+        let lines = lines.all();
+        let has = |line: &str, parts: [&str; 2]| parts.iter().all(|part| line.contains(part));
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert!(has(&lines[0], ["the user has too many", "\"count\":1"]), "{lines:?}");
+        assert!(has(&lines[1], ["the socket has too many", "\"count\":98"]), "{lines:?}");
     }
 
     #[tokio::test]

@@ -3,24 +3,21 @@
 //! A subscriber reads a stream at its own pace. No service keeps messages for it: a stream is a position in the order of changes, so a
 //! subscriber that is slow or stalled costs its connection and delays no other reader.
 
-use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::sync::Arc;
 
-use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use quintlet_telemetry::metrics;
 use tokio::net::UnixListener;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Status};
 
 use crate::args::SubscriberArgs;
 use crate::error_chain;
 use crate::server::{GuestLimits, Server};
+use crate::slots::{ReachedLimit, Share, Slot, Slots};
 use crate::socket::{Peer, PeerPolicy, bind_unix};
 
 /// Open streams of one service. Each holds the keys of a snapshot at most, and up to 400 KB of encoded events that its client does not
@@ -30,8 +27,11 @@ pub const STREAMS: usize = 64;
 /// Open streams of one user, which cannot take the places of all others.
 pub const STREAMS_OF_USER: usize = 16;
 
-/// A connection for each stream, and a second one that takes its place. A connection has a stream and reflection.
-const LIMITS: GuestLimits = GuestLimits { connections: STREAMS * 2, calls: 2 };
+/// A connection for each stream, and a second one that takes its place.
+const CONNECTIONS: Share = Share { all: STREAMS * 2, each: STREAMS_OF_USER * 2 };
+
+/// A connection has a stream and reflection.
+const LIMITS: GuestLimits = GuestLimits { connections: CONNECTIONS, calls: 2 };
 
 /// Mode of the socket and of its directory. The server checks who connects.
 const SOCKET_MODE: u32 = 0o666;
@@ -41,15 +41,12 @@ const DIRECTORY_MODE: u32 = 0o755;
 #[derive(Debug, Clone)]
 pub struct Subscribers {
     stream: &'static str,
-    places: Arc<Semaphore>,
-    users: Arc<Users>,
+    /// By user. A request without a peer did not come over a socket.
+    slots: Slots<Option<u32>>,
     open: Gauge,
     resyncs: Counter,
     rejected: Counter,
 }
-
-/// Open streams by user. A request without a peer did not come over a socket.
-type Users = Mutex<HashMap<Option<u32>, usize>>;
 
 impl Subscribers {
     /// Returns a service without subscribers. `stream` is `containers`, `probes` or `pods`.
@@ -60,8 +57,7 @@ impl Subscribers {
         let open = metrics::gauge_family("quintlet_subscribers", "Open streams of subscribers");
         Self {
             stream,
-            places: Arc::new(Semaphore::new(STREAMS)),
-            users: Arc::default(),
+            slots: Slots::default(),
             open: open.get_or_create(&labels).clone(),
             resyncs: counter(
                 "quintlet_subscriber_resyncs",
@@ -77,7 +73,7 @@ impl Subscribers {
     /// Returns the number of open streams.
     #[must_use]
     pub fn open(&self) -> usize {
-        STREAMS.saturating_sub(self.places.available_permits())
+        self.slots.occupied()
     }
 
     /// Admits a stream, until the result is dropped.
@@ -100,35 +96,22 @@ impl Subscribers {
 
     /// Takes a place, or returns why there is none.
     fn place(&self, uid: Option<u32>) -> Result<Subscription, String> {
-        let place = Arc::clone(&self.places).try_acquire_owned();
-        let place = place.map_err(|_| format!("the service has {STREAMS} subscribers already"))?;
-        {
-            let mut users = self.users.lock();
-            let of_user = users.entry(uid).or_default();
-            if *of_user >= STREAMS_OF_USER {
-                return Err(format!("this user has {STREAMS_OF_USER} subscribers already"));
-            }
-            *of_user = of_user.saturating_add(1);
-        }
+        let share = Share { all: STREAMS, each: STREAMS_OF_USER };
+        let slot = self.slots.enter(uid, share).map_err(|reached| match reached {
+            ReachedLimit::OfAll => format!("the service has {STREAMS} subscribers already"),
+            ReachedLimit::OfClient => format!("this user has {STREAMS_OF_USER} subscribers already"),
+        })?;
         self.open.inc();
-        Ok(Subscription {
-            uid,
-            users: Arc::clone(&self.users),
-            open: self.open.clone(),
-            resyncs: self.resyncs.clone(),
-            _place: place,
-        })
+        Ok(Subscription { open: self.open.clone(), resyncs: self.resyncs.clone(), _slot: slot })
     }
 }
 
 /// The place of an open stream.
 #[derive(Debug)]
 pub struct Subscription {
-    uid: Option<u32>,
-    users: Arc<Users>,
     open: Gauge,
     resyncs: Counter,
-    _place: OwnedSemaphorePermit,
+    _slot: Slot<Option<u32>>,
 }
 
 impl Subscription {
@@ -141,13 +124,6 @@ impl Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         self.open.dec();
-        let mut users = self.users.lock();
-        let left = users.get(&self.uid).map_or(0, |streams| streams.saturating_sub(1));
-        if left == 0 {
-            users.remove(&self.uid);
-        } else {
-            users.insert(self.uid, left);
-        }
     }
 }
 
@@ -172,7 +148,7 @@ pub fn serve(
     };
     let PeerPolicy::Uids(own) = PeerPolicy::root_and_self() else { return };
     let policy = PeerPolicy::Members { uids: own, gids: args.subscriber_gid.clone() };
-    let policy = policy.and(&args.subscriber_uid);
+    let policy = policy.and(&args.users());
     let server = make(Server::for_guests(LIMITS)).with_reflection();
     let serving = server.serve(listener, policy, stop.clone());
     crate::task::spawn("subscribers", async move {
@@ -222,7 +198,7 @@ mod tests {
         let full = subscribers.admit(&request(5)).map(drop).unwrap_err();
         assert_eq!(full.message(), "the service has 64 subscribers already");
         drop(open);
-        assert_eq!((subscribers.open(), subscribers.users.lock().len()), (0, 0));
+        assert_eq!(subscribers.open(), 0);
     }
 
     #[test]

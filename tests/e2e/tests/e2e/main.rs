@@ -48,5 +48,6 @@ mod shutdown;
 mod skew;
 mod sockets;
 mod start_stop;
+mod subscribers;
 mod url;
 mod volumes;

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use quintlet_kit::server::{GuestLimits, Server};
+use quintlet_kit::slots::Share;
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_pod_resources_api::v1::pod_resources_lister_server::PodResourcesListerServer;
 use quintlet_pod_resources_api::v1alpha1::pod_resources_lister_server::PodResourcesListerServer as AlphaServer;
@@ -17,7 +18,7 @@ const MODE: u32 = 0o600;
 /// Largest request: a name and a namespace, with room for fields of later versions.
 const MOST_REQUEST_BYTES: usize = 64 << 10;
 /// A node has a handful of agents. Together with the size of an answer, this bounds the memory for clients that do not read.
-const LIMITS: GuestLimits = GuestLimits { connections: 64, calls: 8 };
+const LIMITS: GuestLimits = GuestLimits { connections: Share { all: 64, each: 64 }, calls: 8 };
 
 /// Returns the path of the socket.
 #[must_use]

@@ -10,6 +10,9 @@ const ALL: &[super::Service] = &super::Service::ALL;
 /// Services that publish something for programs that are not part of Quintlet.
 const SUBSCRIBABLE: &[super::Service] = &[Pleg, PodSync, Probe];
 
+/// The same, and the service that passes it on over TCP.
+const RELAYED: &[super::Service] = &[NodeApi, Pleg, PodSync, Probe];
+
 /// All fields of QuintletConfiguration.
 pub const QUINTLET: &[Row] = &[
     Row::new("runDir", Kind::Path, "/run/quintlet").own_flag("run-dir").honoured(
@@ -73,6 +76,26 @@ pub const QUINTLET: &[Row] = &[
     Row::new("subscribers.gids", Kind::List(&Kind::Text), "").own_flag("subscriber-gid").honoured(
         SUBSCRIBABLE,
         "groups, by name or number, whose processes may subscribe"
+    ),
+    Row::new("subscribers.tls.listen", Kind::Checked(checks::listen), "").own_flag("subscriber-listen").honoured(
+        RELAYED,
+        "address and port at which node-api serves subscribers over TCP with mutual TLS; not set: none"
+    ),
+    Row::new("subscribers.tls.certFile", Kind::Path, "").own_flag("subscriber-cert-file").honoured(
+        &[NodeApi],
+        "serving certificate for subscribers with its chain, reloaded when it changes"
+    ),
+    Row::new("subscribers.tls.keyFile", Kind::Path, "").own_flag("subscriber-key-file").honoured(
+        &[NodeApi],
+        "private key of subscribers.tls.certFile, reloaded when it changes"
+    ),
+    Row::new("subscribers.tls.clientCAFile", Kind::Path, "").own_flag("subscriber-client-ca-file").honoured(
+        &[NodeApi],
+        "CA bundle that verifies the certificates of subscribers, reloaded when it changes"
+    ),
+    Row::new("subscribers.tls.names", Kind::List(&Kind::Text), "").own_flag("subscriber-name").honoured(
+        &[NodeApi],
+        "common names of the certificates of clients that may subscribe over TCP"
     ),
     Row::new("subSecondProbes.networkRate", COUNT, "2000").own_flag("sub-second-probe-rate").zero_counts().honoured(
         &[PodSync],

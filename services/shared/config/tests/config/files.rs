@@ -191,6 +191,20 @@ fn rules_between_fields_are_those_of_the_kubelet() {
             "line 4  enableSystemLogQuery: true: needs enableSystemLogHandler",
         ),
         ("tlsCertFile: /c", "line 3  tlsCertFile: needs tlsPrivateKeyFile"),
+        (
+            "---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\nsubscribers: {tls: {listen: '[::]:10260', \
+             certFile: /c, keyFile: /k, clientCAFile: /a}}",
+            "line 6  subscribers.tls.listen: needs subscribers.tls.names",
+        ),
+        (
+            "---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\nsubscribers: {tls: {names: [watcher]}}",
+            "line 6  subscribers.tls.names: needs subscribers.tls.listen",
+        ),
+        (
+            "---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\nsubscribers: {tls: {listen: '[::]:10250', \
+             certFile: /c, keyFile: /k, clientCAFile: /a, names: [x]}}",
+            "line 6  subscribers.tls.listen: has the port of port",
+        ),
         ("readOnlyPort: 10250", "line 3  readOnlyPort: is the same as port"),
         (
             "userNamespaces: {idsPerPod: 70000}",

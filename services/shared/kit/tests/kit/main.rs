@@ -1,6 +1,7 @@
 //! Tests of servers and lists on real sockets.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
+mod fifty_subscribers;
 mod lists;
 mod server;
 mod streams;

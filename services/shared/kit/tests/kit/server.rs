@@ -7,6 +7,7 @@ use std::time::Duration;
 use quintlet_kit::control::ControlService;
 use quintlet_kit::messages::whole;
 use quintlet_kit::server::{GuestLimits, HealthHandle, Server};
+use quintlet_kit::slots::Share;
 use quintlet_kit::socket::{Peer, PeerPolicy, bind_unix, channel, wait_ready};
 use quintlet_proto::debug::v1::control_client::ControlClient;
 use quintlet_proto::debug::v1::control_server::Control;
@@ -152,7 +153,7 @@ async fn a_server_for_guests_has_its_services_alone_and_few_connections_and_call
     let listener = bind_unix(&path, 0o600).unwrap();
     let echo = Echo::new("guests");
     let mut open = echo.open.subscribe();
-    let server = Server::for_guests(GuestLimits { connections: 2, calls: 2 });
+    let server = Server::for_guests(GuestLimits { connections: Share { all: 2, each: 2 }, calls: 2 });
     let server = server.add_service(ProbeExecServer::new(echo));
     let stop = CancellationToken::new();
     let (policy, stopped) = (PeerPolicy::Any, stop.clone());

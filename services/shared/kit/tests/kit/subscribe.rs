@@ -55,7 +55,7 @@ fn start() -> Running {
     let dir = tempfile::tempdir().unwrap();
     let (path, stop) = (dir.path().join("subscribe/kit/subscribe.sock"), CancellationToken::new());
     let uid = nix::unistd::geteuid().as_raw();
-    let args = SubscriberArgs { subscriber_uid: vec![uid], subscriber_gid: Vec::new() };
+    let args = SubscriberArgs { subscriber_uid: vec![uid], ..SubscriberArgs::default() };
     let subscribers = Subscribers::new("kit-test");
     let service = ContainersServer::new(Greets(subscribers.clone()));
     serve(&path, &args, &stop, |server| server.add_service(service));
@@ -80,6 +80,31 @@ async fn a_request_is_small() {
     let answers = reflection.server_reflection_info(futures::stream::iter([large])).await.unwrap();
     // A name that reflection decodes is answered with NOT_FOUND.
     assert!(answers.into_inner().message().await.unwrap().is_none(), "the stream ends at the request");
+    server.stop.cancel();
+}
+
+#[tokio::test]
+async fn a_user_that_opens_idle_connections_alone_has_a_quarter_of_the_places() {
+    let server = start();
+    let mut idle = Vec::new();
+    for _ in 0..200 {
+        idle.push(UnixStream::connect(&server.path).await.unwrap());
+    }
+    // A refused connection is closed at once; the server sends its settings on another one.
+    let mut open = Vec::new();
+    for mut stream in idle {
+        if stream.read_u8().await.is_ok() {
+            open.push(stream);
+        }
+    }
+    assert_eq!(open.len(), 32);
+    let mut client = ContainersClient::new(channel(server.path.clone()));
+    assert!(client.watch(WatchContainersRequest::default()).await.is_err());
+    drop(open.pop());
+    let mut client = ContainersClient::new(channel(server.path.clone()));
+    while client.watch(WatchContainersRequest::default()).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     server.stop.cancel();
 }
 

@@ -6,7 +6,28 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::Share;
+/// Limits of something that several clients share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// Limit of all clients.
+    pub all: usize,
+    /// Limit of each client.
+    pub each: usize,
+}
+
+impl Share {
+    /// No limit.
+    pub const UNLIMITED: Self = Self { all: usize::MAX, each: usize::MAX };
+}
+
+/// The limit that leaves no slot for a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReachedLimit {
+    /// All clients together have their share.
+    OfAll,
+    /// The client has its share. It may not have reached the limit of all.
+    OfClient,
+}
 
 /// Occupied slots by client.
 #[derive(Debug)]
@@ -32,17 +53,28 @@ pub struct Slot<K: Eq + Hash> {
 }
 
 impl<K: Eq + Hash + Clone> Slots<K> {
-    /// Takes a slot. Returns none if the client or all clients have their share.
-    #[must_use]
-    pub fn enter(&self, client: K, share: Share) -> Option<Slot<K>> {
+    /// Takes a slot.
+    ///
+    /// # Errors
+    /// The client or all clients have their share.
+    pub fn enter(&self, client: K, share: Share) -> Result<Slot<K>, ReachedLimit> {
         let mut slots = self.0.lock();
         let own = slots.get(&client).copied().unwrap_or(0);
-        if own >= share.each || slots.values().sum::<usize>() >= share.all {
-            return None;
+        if own >= share.each {
+            return Err(ReachedLimit::OfClient);
+        }
+        if slots.values().sum::<usize>() >= share.all {
+            return Err(ReachedLimit::OfAll);
         }
         slots.insert(client.clone(), own.saturating_add(1));
         drop(slots);
-        Some(Slot { slots: self.clone(), client })
+        Ok(Slot { slots: self.clone(), client })
+    }
+
+    /// Returns the number of occupied slots.
+    #[must_use]
+    pub fn occupied(&self) -> usize {
+        self.0.lock().values().sum()
     }
 }
 
@@ -69,12 +101,13 @@ mod tests {
         let share = Share { all: 3, each: 2 };
         let slots = Slots::default();
         let (first, _second) = (slots.enter(1, share).unwrap(), slots.enter(1, share).unwrap());
-        assert!(slots.enter(1, share).is_none());
+        assert_eq!(slots.enter(1, share).unwrap_err(), ReachedLimit::OfClient);
         let _third = slots.enter(2, share).unwrap();
-        assert!(slots.enter(3, share).is_none());
+        assert_eq!(slots.enter(3, share).unwrap_err(), ReachedLimit::OfAll);
+        assert_eq!(slots.occupied(), 3);
         drop(first);
-        assert!(slots.enter(3, share).is_some());
-        assert!(slots.enter(1, share).is_some());
+        assert!(slots.enter(3, share).is_ok());
+        assert!(slots.enter(1, share).is_ok());
     }
 
     proptest! {
@@ -88,8 +121,8 @@ mod tests {
                 if enters {
                     let is_free = count(&held) < share.each && held.len() < share.all;
                     let slot = slots.enter(client, share);
-                    prop_assert_eq!(slot.is_some(), is_free);
-                    held.extend(slot.map(|slot| (client, slot)));
+                    prop_assert_eq!(slot.is_ok(), is_free);
+                    held.extend(slot.ok().map(|slot| (client, slot)));
                 } else if let Some(at) = held.iter().position(|(c, _)| *c == client) {
                     drop(held.remove(at));
                 }
