@@ -57,8 +57,6 @@ pub type RemovedFiles = BTreeSet<PathBuf>;
 impl ManifestReader {
     #[must_use]
     pub fn new(path: PathBuf, node: String, uids: StaticPodUids) -> Self {
-        // The place of a manifest is part of its UID. The kubelet joins it without empty and `.` components, too.
-        let path = path.components().collect();
         Self { path, node, uids, last: BTreeMap::new() }
     }
 
@@ -218,7 +216,9 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, ListError> {
 
 fn list(path: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(path)? {
+    // The path of a file is part of the UID. The kubelet joins it without empty and `.` components, too.
+    let directory: PathBuf = path.components().collect();
+    for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
         if entry.file_name().as_encoded_bytes().starts_with(b".") {
             continue;
@@ -399,6 +399,20 @@ mod tests {
         format!(
             "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {{containers: [{{name: a, image: b}}]}}\n"
         )
+    }
+
+    #[test]
+    fn the_uid_does_not_depend_on_the_spelling_of_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a.yaml"), pod("a")).unwrap();
+        let uid = |path: &Path| {
+            let SourceEvent::Snapshot(snapshot) = reader(path).read(ReadTrigger::Period) else {
+                panic!("no snapshot")
+            };
+            snapshot.pods[0].metadata.uid.clone()
+        };
+        let spelled = format!("{}//./", dir.path().display());
+        assert_eq!(uid(dir.path()), uid(Path::new(&spelled)));
     }
 
     #[test]
