@@ -5,7 +5,7 @@
 //! annotations of the pod are as in the manifest at that time. The dump has the name and the type of each field, so that the UID changes
 //! with the types of each minor version: [`KubeletVersion`] says whose types they are.
 //!
-//! [`internal`] makes the internal pod, [`types`] has the types, [`dump`] writes the text.
+//! `internal` makes the internal pod, `types` has the types, `dump` writes the text.
 
 mod dump;
 mod internal;
