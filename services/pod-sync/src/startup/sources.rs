@@ -5,6 +5,7 @@ use std::sync::Arc;
 use pod_sync_layout::SourceKind;
 use pod_sync_sources::SourceMessage;
 use pod_sync_sources::file::ManifestReader;
+use pod_sync_sources::http::{ManifestUrl, Transport};
 use pod_sync_sources::static_uids::StaticPodUids;
 use tokio::sync::mpsc;
 
@@ -55,12 +56,16 @@ impl Agent {
         }
         if let Some(url) = &args.manifest_url {
             kinds.push(SourceKind::Http);
+            let manifests = ManifestUrl {
+                url: url.clone(),
+                headers: args.manifest_url_header.clone(),
+                node: node.clone(),
+            };
             let run = pod_sync_sources::http::run(
-                url.clone(),
-                args.manifest_url_header.clone(),
-                node.clone(),
+                manifests,
                 args.http_check_frequency,
-                pod_sync_sources::http::Transport::system(),
+                Transport::system(),
+                Some(Arc::new(self.ctx.runtime.calls.clone())),
                 tx.clone(),
                 stop.clone(),
             );

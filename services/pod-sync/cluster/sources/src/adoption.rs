@@ -1,7 +1,7 @@
-//! Decides which static pods keep the UID of a kubelet.
+//! Decides which static pods keep the UID of their sandbox.
 //!
-//! A kubelet computes the UID of a static pod from a dump of Go structs, which no other program reproduces for each version.
-//! The sandbox of the pod has that UID, so that a pod whose manifest is as the kubelet read it can keep it.
+//! A sandbox whose UID some node agent computes for the manifest ([`crate::kubelet_uid`]) was made from this manifest. The UIDs of other
+//! kubelets cannot be computed. A pod keeps such a UID if its manifest is as the kubelet read it.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,9 @@ use quintlet_model::hash::container_hash;
 use quintlet_model::ids::PodUid;
 use quintlet_model::labels;
 
-/// A sandbox of a static pod from a file, and the containers in it.
+use crate::kubelet_uid::{ComputedUids, KubeletVersion};
+
+/// A sandbox of a static pod, and the containers in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaticSandbox {
     pub id: String,
@@ -44,10 +46,10 @@ pub struct FileTimes {
 }
 
 impl StaticSandbox {
-    /// Returns a sandbox without containers, or `None` if its pod is not a static pod from a file.
+    /// Returns a sandbox without containers, or `None` if its pod is not a static pod from this source, as its annotation names it.
     #[must_use]
-    pub fn of(sandbox: cri::PodSandbox) -> Option<Self> {
-        if sandbox.annotations.get(labels::CONFIG_SOURCE).map(String::as_str) != Some("file") {
+    pub fn of(sandbox: cri::PodSandbox, source: &str) -> Option<Self> {
+        if sandbox.annotations.get(labels::CONFIG_SOURCE).map(String::as_str) != Some(source) {
             return None;
         }
         let value = |map: &HashMap<String, String>, key: &str| map.get(key).cloned().unwrap_or_default();
@@ -62,6 +64,11 @@ impl StaticSandbox {
             id: sandbox.id,
         })
     }
+
+    fn is_of(&self, pod: &Pod) -> bool {
+        let metadata = &pod.metadata;
+        Some(&self.name) == metadata.name.as_ref() && Some(&self.namespace) == metadata.namespace.as_ref()
+    }
 }
 
 impl HashedContainer {
@@ -75,28 +82,51 @@ impl HashedContainer {
     }
 }
 
-/// Returns the UID of a kubelet that a static pod keeps, if the manifest is as the kubelet read it. `computed` is the UID that
-/// Quintlet computes. The pod has its final name and namespace.
+/// Returns the newest sandbox of a pod that was surely made from its manifest. The pod has its final name and namespace.
+fn made_from<'a>(
+    pod: &Pod,
+    computed: &ComputedUids,
+    sandboxes: &'a [StaticSandbox],
+) -> Option<&'a StaticSandbox> {
+    let made = sandboxes.iter().filter(|sandbox| sandbox.is_of(pod) && computed.has(&sandbox.uid));
+    made.max_by_key(|sandbox| sandbox.created_unix_ns)
+}
+
+/// Returns the UID of the newest sandbox that was surely made from the manifest. The pod has its final name and namespace.
+#[must_use]
+pub fn made_uid(pod: &Pod, computed: &ComputedUids, sandboxes: &[StaticSandbox]) -> Option<PodUid> {
+    PodUid::parse(&made_from(pod, computed, sandboxes)?.uid).ok()
+}
+
+/// Returns the version of the kubelet that made the newest of the sandboxes of these pods.
+#[must_use]
+pub fn version_of_kubelet<'a>(
+    pods: impl IntoIterator<Item = &'a (Pod, ComputedUids)>,
+    sandboxes: &[StaticSandbox],
+) -> Option<KubeletVersion> {
+    let made = pods.into_iter().filter_map(|(pod, computed)| {
+        let sandbox = made_from(pod, computed, sandboxes)?;
+        Some((sandbox.created_unix_ns, computed.version_of(&sandbox.uid)?))
+    });
+    made.max_by_key(|(created, _)| *created).map(|(_, version)| version)
+}
+
+/// Returns the UID that a static pod from a file keeps: that of a sandbox that was surely made from the manifest, or else that of a
+/// kubelet if the manifest is as the kubelet read it. The pod has its final name and namespace.
 #[must_use]
 pub fn adopted_uid(
     pod: &Pod,
-    computed: &str,
+    computed: &ComputedUids,
     times: FileTimes,
     sandboxes: &[StaticSandbox],
 ) -> Option<PodUid> {
-    let metadata = &pod.metadata;
-    let of_pod = || {
-        sandboxes.iter().filter(|sandbox| {
-            Some(&sandbox.name) == metadata.name.as_ref()
-                && Some(&sandbox.namespace) == metadata.namespace.as_ref()
-        })
-    };
-    if of_pod().any(|sandbox| sandbox.uid == computed) {
-        return None;
+    if let Some(made) = made_uid(pod, computed, sandboxes) {
+        return Some(made);
     }
     // A UID of the manifest is no hash.
-    let newest = of_pod()
-        .filter(|sandbox| sandbox.config_hash == sandbox.uid)
+    let newest = sandboxes
+        .iter()
+        .filter(|sandbox| sandbox.is_of(pod) && sandbox.config_hash == sandbox.uid)
         .max_by_key(|sandbox| sandbox.created_unix_ns)?;
     let is_unchanged = newest.seen.is_some_and(|seen| times.modified < seen && times.changed < seen);
     if is_unchanged && has_containers_of(newest, pod) { PodUid::parse(&newest.uid).ok() } else { None }
@@ -119,7 +149,7 @@ mod tests {
     use super::*;
 
     const KUBELETS: &str = "0123456789abcdef0123456789abcdef";
-    const COMPUTED: &str = "fedcba9876543210fedcba9876543210";
+    const NEWEST: &str = "fedcba9876543210fedcba9876543210";
     const SEEN: &str = "2026-11-28T22:58:12.123456789+01:00";
 
     fn at(text: &str) -> Timestamp {
@@ -162,6 +192,10 @@ mod tests {
         HashedContainer { name: name.to_owned(), hash: container_hash(name, image) }
     }
 
+    fn computed() -> ComputedUids {
+        ComputedUids::of_test(["1.35", "1.36", NEWEST], "former")
+    }
+
     struct Case {
         pod: Pod,
         times: FileTimes,
@@ -172,12 +206,12 @@ mod tests {
     impl Case {
         fn adopted(self) -> Option<String> {
             let with_containers = |sandbox| {
-                let mut sandbox = StaticSandbox::of(sandbox)?;
+                let mut sandbox = StaticSandbox::of(sandbox, "file")?;
                 sandbox.containers = self.containers.clone();
                 Some(sandbox)
             };
             let sandboxes: Vec<_> = self.sandboxes.into_iter().filter_map(with_containers).collect();
-            adopted_uid(&self.pod, COMPUTED, self.times, &sandboxes).map(|uid| uid.to_string())
+            adopted_uid(&self.pod, &computed(), self.times, &sandboxes).map(|uid| uid.to_string())
         }
     }
 
@@ -202,7 +236,7 @@ mod tests {
     #[test]
     fn a_pod_keeps_the_uid_of_a_kubelet_only_if_each_condition_holds() {
         type Change = fn(&mut Case);
-        let cases: [(&str, Change, Option<&str>); 21] = [
+        let cases: [(&str, Change, Option<&str>); 25] = [
             ("as the kubelet left it", |_| {}, Some(KUBELETS)),
             ("no container is left", |c| c.containers.clear(), Some(KUBELETS)),
             (
@@ -218,7 +252,22 @@ mod tests {
             ("no source", |c| drop(c.sandboxes[0].annotations.remove(labels::CONFIG_SOURCE)), None),
             ("a fixed UID", |c| annotate(&mut c.sandboxes[0], labels::CONFIG_HASH, "another"), None),
             ("an invalid UID", |c| c.sandboxes = vec![sandbox("../etc", 5)], None),
-            ("a sandbox of Quintlet", |c| c.sandboxes.push(sandbox(COMPUTED, 4)), None),
+            ("made from the manifest", |c| c.sandboxes.push(sandbox(NEWEST, 4)), Some(NEWEST)),
+            ("made by an older kubelet", |c| c.sandboxes.push(sandbox("1.35", 4)), Some("1.35")),
+            ("made by a former Quintlet", |c| c.sandboxes.push(sandbox("former", 4)), Some("former")),
+            (
+                "the newest that was made from the manifest",
+                |c| c.sandboxes.extend([sandbox("1.36", 8), sandbox(NEWEST, 9), sandbox("former", 7)]),
+                Some(NEWEST),
+            ),
+            (
+                "made from the manifest, which was touched since",
+                |c| {
+                    c.times.modified = Timestamp::MAX;
+                    c.sandboxes = vec![sandbox("1.36", 4)];
+                },
+                Some("1.36"),
+            ),
             ("a newer pod of a kubelet", |c| c.sandboxes.push(sandbox("newer", 6)), Some("newer")),
             ("an older pod of a kubelet", |c| c.sandboxes.push(sandbox("older", 4)), Some(KUBELETS)),
             ("modified since", |c| c.times.modified = at(SEEN), None),
@@ -233,6 +282,25 @@ mod tests {
             let mut case = adopted_case();
             change(&mut case);
             assert_eq!(case.adopted().as_deref(), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_version_of_the_kubelet_is_that_of_the_newest_sandbox() {
+        let version = |made: &[(&str, i64)]| {
+            let sandboxes = made.iter().map(|(uid, created)| sandbox(uid, *created));
+            let sandboxes: Vec<_> =
+                sandboxes.filter_map(|sandbox| StaticSandbox::of(sandbox, "file")).collect();
+            version_of_kubelet(&[(pod(), computed())], &sandboxes)
+        };
+        for (made, want) in [
+            (&[][..], None),
+            (&[("former", 3), (KUBELETS, 4)], None),
+            (&[("1.35", 3)], Some(KubeletVersion::V1_35)),
+            (&[("1.35", 3), ("1.36", 4)], Some(KubeletVersion::V1_36)),
+            (&[(NEWEST, 3), ("1.36", 2)], Some(KubeletVersion::V1_37)),
+        ] {
+            assert_eq!(version(made), want, "{made:?}");
         }
     }
 

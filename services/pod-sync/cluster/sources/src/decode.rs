@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Toleration};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, ResourceRequirements, Secret, Toleration};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_saphyr::DuplicateKeyPolicy;
@@ -14,6 +14,8 @@ use quintlet_model::ids::PodUid;
 use quintlet_model::labels;
 
 use super::defaults::set_defaults;
+use super::kubelet_uid::{ComputedUids, StaticPod};
+pub use super::origin::ManifestOrigin;
 use super::zero::ZeroForNull;
 use super::{Snapshot, validate};
 use pod_sync_layout::{ManifestProblem, SourceKind};
@@ -22,17 +24,8 @@ use pod_sync_layout::{ManifestProblem, SourceKind};
 const NODE_CRITICAL: &str = "system-node-critical";
 const NODE_CRITICAL_PRIORITY: i32 = 2_000_001_000;
 
-/// Origin of a manifest, which is part of the pod's UID.
-#[derive(Debug, Clone, Copy)]
-pub struct ManifestOrigin<'a> {
-    pub kind: SourceKind,
-    /// File path or URL.
-    pub place: &'a str,
-    pub node: &'a str,
-}
-
-/// Returns the UID that a pod keeps in place of the computed one, which is the second argument.
-pub type KeptUid<'a> = dyn FnMut(&Pod, &str) -> Option<PodUid> + 'a;
+/// Returns the UID of a pod whose manifest has none. `None` is that of the newest version of the kubelet.
+pub type KeptUid<'a> = dyn FnMut(&Pod, &ComputedUids) -> Option<PodUid> + 'a;
 
 /// Decodes all documents of a manifest into `into`. An invalid document becomes a problem and does not affect the others. A
 /// panic becomes a problem of the whole manifest.
@@ -40,7 +33,7 @@ pub fn manifest(bytes: &[u8], origin: ManifestOrigin<'_>, into: &mut Snapshot) {
     manifest_keeping_uids(bytes, origin, &mut |_, _| None, into);
 }
 
-/// Decodes a manifest as [`manifest`] does. A pod without a UID gets the computed one unless `kept` returns another.
+/// Decodes a manifest as [`manifest`] does. `kept` returns the UIDs of pods without one.
 pub fn manifest_keeping_uids(
     bytes: &[u8],
     origin: ManifestOrigin<'_>,
@@ -202,8 +195,9 @@ fn add_pod(mut pod: Pod, origin: ManifestOrigin<'_>, kept: &mut KeptUid<'_>, int
         into.problems.push(fail("metadata.name", "required: a pod needs a name".to_owned()));
         return;
     }
+    let own_resources = pod.spec.as_ref().and_then(|spec| spec.resources.clone());
     set_defaults(&mut pod);
-    identify(&mut pod, origin, kept);
+    identify(&mut pod, own_resources.as_ref(), origin, kept);
     let errors = validate::static_pod(&pod);
     if errors.is_empty() {
         if let Some((field, message)) = priority_warning(&pod) {
@@ -246,18 +240,22 @@ fn priority_warning(pod: &Pod) -> Option<(&'static str, String)> {
 
 /// Sets UID, name, namespace and annotations of a static pod (`pkg/kubelet/config: applyDefaults`).
 ///
-/// The UID is a hash of the pod and its origin, so any change makes a new pod. It differs from the kubelet's, which hashes a
-/// dump of Go structs; a pod that a kubelet made keeps the kubelet's (`kept`).
-fn identify(pod: &mut Pod, origin: ManifestOrigin<'_>, kept: &mut KeptUid<'_>) {
-    let computed =
-        pod.metadata.uid.as_deref().unwrap_or_default().is_empty().then(|| computed_uid(pod, origin));
+/// The UID is a hash of the pod and its origin, so any change makes a new pod. It is the one that a kubelet computes.
+fn identify(
+    pod: &mut Pod,
+    own_resources: Option<&ResourceRequirements>,
+    origin: ManifestOrigin<'_>,
+    kept: &mut KeptUid<'_>,
+) {
+    let has_uid = !pod.metadata.uid.as_deref().unwrap_or_default().is_empty();
+    let computed = (!has_uid).then(|| ComputedUids::of(StaticPod { pod, own_resources }, origin));
     let node = origin.node.to_lowercase();
     if let Some(name) = pod.metadata.name.as_mut() {
         *name = format!("{name}-{node}");
     }
     pod.metadata.namespace.get_or_insert_with(|| "default".to_owned());
     if let Some(computed) = computed {
-        let uid = kept(pod, &computed).map_or(computed, |uid| uid.to_string());
+        let uid = kept(pod, &computed).map_or_else(|| computed.newest().to_owned(), |uid| uid.to_string());
         pod.metadata.uid = Some(uid);
     }
     let uid = pod.metadata.uid.clone().unwrap_or_default();
@@ -283,33 +281,15 @@ fn identify(pod: &mut Pod, origin: ManifestOrigin<'_>, kept: &mut KeptUid<'_>) {
     }
 }
 
-fn computed_uid(pod: &Pod, origin: ManifestOrigin<'_>) -> String {
-    let dump = serde_json::to_string(pod).unwrap_or_default();
-    let mut hash = Fnv128::new();
-    hash.write(dump.as_bytes());
-    match origin.kind {
-        SourceKind::Http => hash.write(format!("url:{}", origin.place).as_bytes()),
-        SourceKind::File | SourceKind::Api => {
-            hash.write(format!("host:{}", origin.node).as_bytes());
-            hash.write(format!("file:{}", origin.place).as_bytes());
-        }
-    }
-    format!("{:032x}", hash.0)
-}
-
-struct Fnv128(u128);
-
-impl Fnv128 {
-    fn new() -> Self {
-        Self(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d)
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for b in bytes {
-            self.0 ^= u128::from(*b);
-            self.0 = self.0.wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
-        }
-    }
+/// Returns the only pod of a manifest with its defaults, before it is identified, and its own resources.
+#[cfg(test)]
+pub(crate) fn pod_with_defaults(text: &str) -> Result<(Pod, Option<ResourceRequirements>), String> {
+    let (documents, _) = parse(text)?;
+    let document = documents.into_iter().next().ok_or("no document")?;
+    let mut pod = typed::<Pod>(document).map_err(|(field, message)| format!("{field}: {message}"))?;
+    let own_resources = pod.spec.as_ref().and_then(|spec| spec.resources.clone());
+    set_defaults(&mut pod);
+    Ok((pod, own_resources))
 }
 
 #[cfg(test)]

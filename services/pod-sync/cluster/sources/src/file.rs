@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::adoption::FileTimes;
 use super::decode::{self, KeptUid, ManifestOrigin};
+use super::kubelet_uid::ComputedUids;
 use super::static_uids::{SandboxListing, StaticPodUids, list_sandboxes};
 use super::{MAX_MANIFEST, Snapshot, SourceEvent, SourceSender};
 use pod_sync_layout::{ManifestProblem, SourceKind};
@@ -59,15 +60,15 @@ impl ManifestReader {
         Self { path, node, uids, last: BTreeMap::new() }
     }
 
-    /// Returns how long to wait for the sandboxes that decide on UIDs; `None` if they decide on none. Reads the manifests, and
-    /// keeps nothing of them.
-    fn sandbox_wait(&self) -> Option<Duration> {
+    /// Returns how long to wait for the sandboxes that decide on UIDs, and the pods on which they decide; `None` if they decide on none.
+    /// Reads the manifests, and keeps nothing of them.
+    fn undecided(&self) -> Option<(Duration, Vec<(Pod, ComputedUids)>)> {
         if !self.uids.is_deciding() {
             return None;
         }
-        let mut computed = BTreeSet::new();
-        let mut collect = |_: &Pod, uid: &str| {
-            computed.insert(uid.to_owned());
+        let mut pods = Vec::new();
+        let mut collect = |pod: &Pod, uids: &ComputedUids| {
+            pods.push((pod.clone(), uids.clone()));
             None
         };
         for file in files(&self.path).unwrap_or_default() {
@@ -75,7 +76,7 @@ impl ManifestReader {
                 decode_file(&file, &self.node, &bytes, &mut collect);
             }
         }
-        self.uids.sandbox_wait(&computed)
+        Some((self.uids.sandbox_wait(&pods)?, pods))
     }
 
     /// Forgets removed files. Returns the other files as they were, if pods are removed by that.
@@ -133,7 +134,7 @@ impl ManifestReader {
         match read_file(file) {
             Ok((bytes, times)) => {
                 let uids = &mut self.uids;
-                let mut kept = |pod: &Pod, computed: &str| uids.kept_uid(pod, computed, times);
+                let mut kept = |pod: &Pod, computed: &ComputedUids| uids.kept_uid(pod, computed, times);
                 decode_file(file, &self.node, &bytes, &mut kept)
             }
             Err(e) => Snapshot {
@@ -215,7 +216,9 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, ListError> {
 
 fn list(path: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(path)? {
+    // The path of a file is part of the UID. The kubelet joins it without empty and `.` components, too.
+    let directory: PathBuf = path.components().collect();
+    for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
         if entry.file_name().as_encoded_bytes().starts_with(b".") {
             continue;
@@ -331,10 +334,10 @@ pub async fn run(
 /// Lists the sandboxes of the runtime until the first snapshot is delivered, if there is a pod that may keep a UID.
 async fn find_sandboxes(reader: &Arc<Mutex<ManifestReader>>, sandboxes: &Arc<dyn SandboxListing>) {
     let pending = Arc::clone(reader);
-    let wait = contained_request(None, task::blocking(move || pending.lock().sandbox_wait())).await;
-    if let Ok(Some(wait)) = wait {
-        let listed = list_sandboxes(sandboxes, wait).await;
-        reader.lock().uids.set_sandboxes(listed);
+    let undecided = contained_request(None, task::blocking(move || pending.lock().undecided())).await;
+    if let Ok(Some((wait, pods))) = undecided {
+        let listed = list_sandboxes(sandboxes, "file", wait).await;
+        reader.lock().uids.set_sandboxes(listed, &pods);
     }
 }
 
@@ -399,6 +402,20 @@ mod tests {
     }
 
     #[test]
+    fn the_uid_does_not_depend_on_the_spelling_of_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a.yaml"), pod("a")).unwrap();
+        let uid = |path: &Path| {
+            let SourceEvent::Snapshot(snapshot) = reader(path).read(ReadTrigger::Period) else {
+                panic!("no snapshot")
+            };
+            snapshot.pods[0].metadata.uid.clone()
+        };
+        let spelled = format!("{}//./", dir.path().display());
+        assert_eq!(uid(dir.path()), uid(Path::new(&spelled)));
+    }
+
+    #[test]
     fn dot_files_and_directories_are_skipped_and_an_invalid_file_affects_no_other() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a.yaml"), pod("a")).unwrap();
@@ -436,10 +453,10 @@ mod tests {
             containers: Vec::new(),
         };
         let mut reader = ManifestReader::new(dir.to_owned(), "n".to_owned(), StaticPodUids::open(root));
-        assert!(reader.sandbox_wait().is_some());
-        reader.uids.set_sandboxes(vec![sandbox]);
+        let (_, pods) = reader.undecided().expect("a pod to decide on");
+        reader.uids.set_sandboxes(vec![sandbox], &pods);
         let SourceEvent::Snapshot(snapshot) = reader.read(ReadTrigger::Period) else { panic!("no snapshot") };
-        assert_eq!(reader.sandbox_wait(), None, "it is decided");
+        assert!(reader.undecided().is_none(), "it is decided");
         let metadata = &snapshot.pods[0].metadata;
         let hash = metadata.annotations.as_ref().unwrap()[labels::CONFIG_HASH].clone();
         (metadata.uid.clone().unwrap(), hash)

@@ -10,14 +10,19 @@ use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper_rustls::{ConfigBuilderExt as _, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
+use k8s_openapi::api::core::v1::Pod;
 use rustls::{ClientConfig, RootCertStore};
 use tokio_util::sync::CancellationToken;
 
+use super::adoption::{StaticSandbox, made_uid, version_of_kubelet};
 use super::decode::{self, ManifestOrigin};
+use super::kubelet_uid::{ComputedUids, KubeletVersion};
 use super::proxy::{Proxies, ProxyConnector};
+use super::static_uids::{SandboxListing, UNDECIDED_WAIT, list_sandboxes};
 use super::{MAX_MANIFEST, Snapshot, SourceEvent, SourceSender};
 use pod_sync_layout::{ManifestProblem, SourceKind};
 use quintlet_kit::redirect;
+use quintlet_model::ids::PodUid;
 
 /// Timeout of a request (`pkg/kubelet/config: NewSourceURL`).
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -55,18 +60,59 @@ impl Transport {
     }
 }
 
-/// Fetches `url` every `period` until `stop`. A failed request or an invalid body changes only the reported problems. The
-/// source is ready with the first valid body.
+/// The manifest URL of a node.
+#[derive(Debug, Clone)]
+pub struct ManifestUrl {
+    pub url: String,
+    /// Headers of each request.
+    pub headers: Vec<(String, String)>,
+    /// Name of the node.
+    pub node: String,
+}
+
+/// UIDs of the pods of the URL.
+#[derive(Debug, Default)]
+struct UrlUids {
+    /// Sandboxes of pods of a URL at the start. A pod keeps the UID of the one that was surely made from its manifest.
+    sandboxes: Vec<StaticSandbox>,
+    /// Version of the kubelet whose UIDs the other pods get, if the sandboxes show one.
+    kubelet: Option<KubeletVersion>,
+}
+
+impl UrlUids {
+    /// Lists the sandboxes. Pods of this body show the version of the kubelet.
+    async fn list(listing: &Arc<dyn SandboxListing>, body: &[u8], origin: ManifestOrigin<'_>) -> Self {
+        let sandboxes = list_sandboxes(listing, "http", UNDECIDED_WAIT).await;
+        let mut pods = Vec::new();
+        let mut collect = |pod: &Pod, computed: &ComputedUids| {
+            pods.push((pod.clone(), computed.clone()));
+            None
+        };
+        decode::manifest_keeping_uids(body, origin, &mut collect, &mut Snapshot::default());
+        Self { kubelet: version_of_kubelet(&pods, &sandboxes), sandboxes }
+    }
+
+    fn uid(&self, pod: &Pod, computed: &ComputedUids) -> Option<PodUid> {
+        made_uid(pod, computed, &self.sandboxes).or_else(|| {
+            PodUid::parse(computed.of_kubelet(self.kubelet.unwrap_or(KubeletVersion::NEWEST))).ok()
+        })
+    }
+}
+
+/// Fetches the manifests every `period` until `stop`. A failed request or an invalid body changes only the reported problems. The
+/// source is ready with the first valid body. `sandboxes` decides which pods keep their UID.
 pub async fn run(
-    url: String,
-    headers: Vec<(String, String)>,
-    node: String,
+    manifests: ManifestUrl,
     period: Duration,
     transport: Transport,
+    sandboxes: Option<Arc<dyn SandboxListing>>,
     out: SourceSender,
     stop: CancellationToken,
 ) {
+    let ManifestUrl { url, headers, node } = manifests;
+    let origin = ManifestOrigin { kind: SourceKind::Http, place: &url, node: &node };
     let fetcher = Fetcher::new(transport);
+    let mut uids = None;
     let mut last: Option<Bytes> = None;
     // Problems of the last body. A failed request adds its own.
     let mut of_body = Vec::new();
@@ -88,7 +134,12 @@ pub async fn run(
                 SourceEvent::Problems(of_body.clone())
             }
             Ok(body) => {
-                let update = read(&body, ManifestOrigin { kind: SourceKind::Http, place: &url, node: &node });
+                if let (None, Some(sandboxes)) = (&uids, &sandboxes) {
+                    let listed = stop.run_until_cancelled(UrlUids::list(sandboxes, &body, origin)).await;
+                    let Some(listed) = listed else { return };
+                    uids = Some(listed);
+                }
+                let update = read(&body, origin, uids.as_ref());
                 last = Some(body);
                 of_fetch = None;
                 of_body = update.problems();
@@ -112,13 +163,14 @@ pub async fn run(
 }
 
 // An invalid item makes the whole body invalid. An empty body is invalid as well.
-fn read(body: &[u8], origin: ManifestOrigin<'_>) -> SourceEvent {
+fn read(body: &[u8], origin: ManifestOrigin<'_>, uids: Option<&UrlUids>) -> SourceEvent {
     let mut snapshot = Snapshot::default();
     if body.is_empty() {
         snapshot.problems.push(problem(origin.place, "zero-length body: no pods".to_owned()));
         return SourceEvent::Snapshot(snapshot);
     }
-    decode::manifest(body, origin, &mut snapshot);
+    let mut kept = |pod: &Pod, computed: &ComputedUids| uids.and_then(|uids| uids.uid(pod, computed));
+    decode::manifest_keeping_uids(body, origin, &mut kept, &mut snapshot);
     if snapshot.problems.is_empty() {
         SourceEvent::Snapshot(snapshot)
     } else {
@@ -313,7 +365,8 @@ mod tests {
             let headers = vec![("x-node".to_owned(), "mine".to_owned())];
             let transport = Transport { tls, proxies: Proxies::default() };
             let period = Duration::from_millis(5);
-            let run = run(url.to_owned(), headers, "N1".into(), period, transport, tx, stop.clone());
+            let manifests = ManifestUrl { url: url.to_owned(), headers, node: "N1".to_owned() };
+            let run = run(manifests, period, transport, None, tx, stop.clone());
             Self { received, stop, task: quintlet_kit::task::spawn("source", run) }
         }
 
@@ -418,5 +471,40 @@ mod tests {
         assert_eq!(names, None);
         assert!(problems[0].contains("certificate"), "{problems:?}");
         source.end().await;
+    }
+
+    #[test]
+    fn a_pod_keeps_the_uid_of_a_sandbox_that_was_made_from_its_manifest() {
+        let origin = ManifestOrigin { kind: SourceKind::Http, place: "http://pods.test", node: "N1" };
+        let mut computed = None;
+        let mut collect = |_: &Pod, uids: &ComputedUids| {
+            computed = Some(uids.clone());
+            None
+        };
+        decode::manifest_keeping_uids(pod("web").as_bytes(), origin, &mut collect, &mut Snapshot::default());
+        let computed = computed.unwrap();
+        let older = computed.of_kubelet(KubeletVersion::V1_36);
+        let sandbox = |uid: &str| StaticSandbox {
+            id: uid.to_owned(),
+            uid: uid.to_owned(),
+            name: "web-n1".to_owned(),
+            namespace: "default".to_owned(),
+            created_unix_ns: 1,
+            config_hash: uid.to_owned(),
+            seen: None,
+            containers: Vec::new(),
+        };
+        for (uid, kubelet, want) in [
+            (older, None, older),
+            (computed.former(), None, computed.former()),
+            ("0123456789abcdef0123456789abcdef", None, computed.newest()),
+            ("0123456789abcdef0123456789abcdef", Some(KubeletVersion::V1_36), older),
+        ] {
+            let uids = UrlUids { sandboxes: vec![sandbox(uid)], kubelet };
+            let SourceEvent::Snapshot(read) = read(pod("web").as_bytes(), origin, Some(&uids)) else {
+                panic!("no snapshot")
+            };
+            assert_eq!(read.pods[0].metadata.uid.as_deref(), Some(want), "{uid} {kubelet:?}");
+        }
     }
 }

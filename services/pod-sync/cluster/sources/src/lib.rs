@@ -5,7 +5,8 @@
 //! whatever the number of pods. A source that waits for the channel is only late. The pod manager of pod-sync merges the updates ([`pod_sync_decisions::merge`]). [`decode`] parses manifests, [`validate`] rejects
 //! those that a kubelet rejects. [`cluster`] reads the objects that pods refer to.
 //!
-//! A static pod that a kubelet made keeps its UID: [`adoption`] has the conditions, [`static_uids`] the file of UIDs.
+//! A static pod has the UID that a kubelet computes ([`kubelet_uid`]). One that runs keeps its UID: [`adoption`] has the conditions,
+//! [`static_uids`] the file of UIDs.
 
 // A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -20,8 +21,10 @@ pub mod file;
 pub mod http;
 #[cfg(test)]
 mod installers;
+pub mod kubelet_uid;
 mod lenient;
 pub mod objects;
+mod origin;
 mod proxy;
 pub mod static_uids;
 pub mod validate;

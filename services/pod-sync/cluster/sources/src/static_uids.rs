@@ -1,8 +1,10 @@
-//! UIDs of static pods from files: those that Quintlet computes, and those of a kubelet that pods keep.
+//! UIDs of static pods from files: computed ones, and those of sandboxes that pods keep.
 //!
 //! The first complete read of the manifests decides ([`crate::adoption`]), for which the sandboxes of the runtime are listed. A file
-//! in the root directory has the decision for each manifest, by its hash. So a restart decides alike after the file of a manifest was
-//! touched, and a manifest that is as before again has its UID again.
+//! in the root directory has the decision for each manifest, by its UID of the newest kubelet. So a restart decides alike after the file
+//! of a manifest was touched, and a manifest that is as before again has its UID again.
+//!
+//! New pods get the UID of the kubelet that ran on the node before, as far as sandboxes show its version, or else of the newest one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -19,7 +21,8 @@ use quintlet_model::ids::PodUid;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::adoption::{FileTimes, HashedContainer, StaticSandbox, adopted_uid};
+use crate::adoption::{FileTimes, HashedContainer, StaticSandbox, adopted_uid, version_of_kubelet};
+use crate::kubelet_uid::{ComputedUids, KubeletVersion};
 
 /// Name of the file in the root directory. A kubelet ignores it.
 const FILE: &str = "quintlet-static-pod-uids";
@@ -27,7 +30,7 @@ const FILE: &str = "quintlet-static-pod-uids";
 const VERSION: u32 = 1;
 /// Longest wait for the runtime if a pod may be that of a kubelet. Without a runtime no pod starts either. Pods of the API server
 /// are admitted meanwhile, after the limit of the manifests.
-const UNDECIDED_WAIT: Duration = Duration::from_secs(30);
+pub(crate) const UNDECIDED_WAIT: Duration = Duration::from_secs(30);
 /// Longest wait for the runtime if the file has a UID for each pod. The pods of the API server wait for the manifests, see the
 /// manifest gate of pod-sync, whose limit is longer.
 const DECIDED_WAIT: Duration = Duration::from_secs(1);
@@ -37,14 +40,15 @@ const RETRY: Duration = Duration::from_millis(500);
 /// Lists the sandboxes of the runtime.
 #[async_trait]
 pub trait SandboxListing: Send + Sync {
-    /// Returns the sandboxes of static pods from files, with their containers. The error is for the log.
-    async fn static_sandboxes(&self) -> Result<Vec<StaticSandbox>, String>;
+    /// Returns the sandboxes of static pods from a source, as its annotation names it, with their containers. The error is for the log.
+    async fn static_sandboxes(&self, source: &str) -> Result<Vec<StaticSandbox>, String>;
 }
 
 #[async_trait]
 impl SandboxListing for Runtime {
-    async fn static_sandboxes(&self) -> Result<Vec<StaticSandbox>, String> {
-        let mut sandboxes = self.sandboxes(StaticSandbox::of).await.map_err(|e| error_chain(&e))?;
+    async fn static_sandboxes(&self, source: &str) -> Result<Vec<StaticSandbox>, String> {
+        let of_source = |sandbox| StaticSandbox::of(sandbox, source);
+        let mut sandboxes = self.sandboxes(of_source).await.map_err(|e| error_chain(&e))?;
         let ids: BTreeSet<String> = sandboxes.iter().map(|sandbox| sandbox.id.clone()).collect();
         if ids.is_empty() {
             return Ok(sandboxes);
@@ -77,11 +81,30 @@ enum AdoptionPhase {
 pub struct StaticPodUids {
     /// Without it, for tests, nothing is kept.
     file: Option<StateFile>,
-    /// UIDs by computed UID, as in the file.
-    kept: BTreeMap<String, PodUid>,
-    /// UIDs that the current read has given out before the decision, by computed UID.
+    known: KnownUids,
+    /// UIDs that the current read has given out before the decision, by the UID of the newest kubelet.
     given: BTreeMap<String, PodUid>,
     phase: AdoptionPhase,
+}
+
+/// Content of the file.
+#[derive(Debug, Default)]
+struct KnownUids {
+    /// UIDs by the UID of the newest kubelet. Former versions have written them by the UID that they computed.
+    kept: BTreeMap<String, PodUid>,
+    /// Version of the kubelet whose UIDs new pods get, if the node had a kubelet.
+    kubelet: Option<KubeletVersion>,
+}
+
+impl KnownUids {
+    fn kept(&self, computed: &ComputedUids) -> Option<&PodUid> {
+        self.kept.get(computed.newest()).or_else(|| self.kept.get(computed.former()))
+    }
+
+    /// Returns the UID of a pod for which nothing decides.
+    fn of_new(&self, computed: &ComputedUids) -> Option<PodUid> {
+        PodUid::parse(computed.of_kubelet(self.kubelet.unwrap_or(KubeletVersion::NEWEST))).ok()
+    }
 }
 
 /// The file cannot be used.
@@ -98,21 +121,29 @@ struct UidsFile {
     version: u32,
     /// UIDs by computed UID.
     uids: BTreeMap<String, String>,
+    /// Minor version of the kubelet whose UIDs new pods get.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kubelet: Option<String>,
 }
 
 impl StaticPodUids {
     /// Reads the file in the root directory. Blocks.
     #[must_use]
     pub fn open(root_dir: &Path) -> Self {
-        let (file, kept) = StateFile::open(root_dir.join(FILE), decode);
+        let (file, known) = StateFile::open(root_dir.join(FILE), decode);
         let phase = AdoptionPhase::Deciding(Vec::new());
-        Self { file: Some(file), kept, given: BTreeMap::new(), phase }
+        Self { file: Some(file), known, given: BTreeMap::new(), phase }
     }
 
     /// Returns UIDs without a file and without a kubelet before.
     #[must_use]
     pub fn computed() -> Self {
-        Self { file: None, kept: BTreeMap::new(), given: BTreeMap::new(), phase: AdoptionPhase::Decided }
+        Self {
+            file: None,
+            known: KnownUids::default(),
+            given: BTreeMap::new(),
+            phase: AdoptionPhase::Decided,
+        }
     }
 
     /// Returns whether the sandboxes of the runtime may still decide.
@@ -121,40 +152,40 @@ impl StaticPodUids {
         matches!(self.phase, AdoptionPhase::Deciding(_))
     }
 
-    /// Returns how long to wait for the sandboxes that decide on these pods, by their computed UIDs; `None` if there is no pod.
+    /// Returns how long to wait for the sandboxes that decide on these pods; `None` if there is no pod.
     #[must_use]
-    pub fn sandbox_wait(&self, computed: &BTreeSet<String>) -> Option<Duration> {
-        if computed.is_empty() {
+    pub fn sandbox_wait(&self, pods: &[(Pod, ComputedUids)]) -> Option<Duration> {
+        if pods.is_empty() {
             return None;
         }
-        let is_decided = computed.iter().all(|uid| self.kept.contains_key(uid));
+        let is_decided = pods.iter().all(|(_, computed)| self.known.kept(computed).is_some());
         Some(if is_decided { DECIDED_WAIT } else { UNDECIDED_WAIT })
     }
 
-    /// Sets the sandboxes that decide.
-    pub fn set_sandboxes(&mut self, listed: Vec<StaticSandbox>) {
-        if let AdoptionPhase::Deciding(sandboxes) = &mut self.phase {
-            *sandboxes = listed;
-        }
+    /// Sets the sandboxes that decide. Those of the pods show the version of the kubelet.
+    pub fn set_sandboxes(&mut self, listed: Vec<StaticSandbox>, pods: &[(Pod, ComputedUids)]) {
+        let AdoptionPhase::Deciding(sandboxes) = &mut self.phase else { return };
+        *sandboxes = listed;
+        self.known.kubelet = version_of_kubelet(pods, sandboxes).or(self.known.kubelet);
     }
 
-    /// Returns the UID that a pod keeps, if it is not the computed one.
-    pub fn kept_uid(&mut self, pod: &Pod, computed: &str, times: FileTimes) -> Option<PodUid> {
+    /// Returns the UID of a pod, unless it is that of the newest kubelet.
+    pub fn kept_uid(&mut self, pod: &Pod, computed: &ComputedUids, times: FileTimes) -> Option<PodUid> {
+        let kept = self.known.kept(computed).cloned();
         let AdoptionPhase::Deciding(sandboxes) = &self.phase else {
-            return self.kept.get(computed).cloned();
+            return kept.or_else(|| self.known.of_new(computed));
         };
-        let is_free =
-            |uid: &PodUid| !self.given.iter().any(|(of_other, given)| of_other != computed && given == uid);
+        let is_free = |uid: &PodUid| {
+            !self.given.iter().any(|(of_other, given)| of_other != computed.newest() && given == uid)
+        };
         let adopted = adopted_uid(pod, computed, times, sandboxes).filter(is_free);
-        let uid = adopted.or_else(|| self.kept.get(computed).cloned());
-        let given = uid.clone().or_else(|| PodUid::parse(computed).ok())?;
-        let is_new = self.kept.get(computed) != Some(&given) && given.as_str() != computed;
-        if is_new {
+        let given = adopted.or_else(|| kept.clone()).or_else(|| self.known.of_new(computed))?;
+        if kept.as_ref() != Some(&given) && computed.version_of(given.as_str()).is_none() {
             let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
             tracing::info!(namespace, pod = name, pod.uid = %given, "keeping the UID of a static pod");
         }
-        self.given.insert(computed.to_owned(), given);
-        uid
+        self.given.insert(computed.newest().to_owned(), given.clone());
+        Some(given)
     }
 
     /// Ends the decision once a snapshot of the manifests is complete, and writes it to the file. Blocks.
@@ -166,47 +197,55 @@ impl StaticPodUids {
         }
         self.phase = AdoptionPhase::Decided;
         if is_whole {
-            self.kept.clear();
+            self.known.kept.clear();
         }
-        self.kept.append(&mut self.given);
+        self.known.kept.append(&mut self.given);
         let Some(file) = &mut self.file else { return };
-        if self.kept.is_empty() && file.has(b"") {
+        if self.known.kept.is_empty() && file.has(b"") {
             // Most nodes of a cluster have no static pod, and no file.
             return;
         }
-        let written = encode(&self.kept).map_err(std::io::Error::from).and_then(|bytes| file.write(bytes));
+        let written = encode(&self.known).map_err(std::io::Error::from).and_then(|bytes| file.write(bytes));
         if let Err(error) = written {
             tracing::error!(%error, "failed to write the UIDs of static pods");
         }
     }
 }
 
-fn encode(kept: &BTreeMap<String, PodUid>) -> serde_json::Result<Vec<u8>> {
-    let uids = kept.iter().map(|(computed, uid)| (computed.clone(), uid.to_string())).collect();
-    serde_json::to_vec(&UidsFile { version: VERSION, uids })
+fn encode(known: &KnownUids) -> serde_json::Result<Vec<u8>> {
+    let uids = known.kept.iter().map(|(computed, uid)| (computed.clone(), uid.to_string())).collect();
+    let kubelet = known.kubelet.map(|version| version.name().to_owned());
+    serde_json::to_vec(&UidsFile { version: VERSION, uids, kubelet })
 }
 
-fn decode(bytes: &[u8]) -> Result<BTreeMap<String, PodUid>, UidsFileError> {
+fn decode(bytes: &[u8]) -> Result<KnownUids, UidsFileError> {
     let file: UidsFile = serde_json::from_slice(bytes).map_err(UidsFileError::Unreadable)?;
     if file.version != VERSION {
         return Err(UidsFileError::Version(file.version));
     }
     let parsed = |(computed, uid): (String, String)| Some((computed, PodUid::parse(&uid).ok()?));
-    Ok(file.uids.into_iter().filter_map(parsed).collect())
+    Ok(KnownUids {
+        kept: file.uids.into_iter().filter_map(parsed).collect(),
+        kubelet: file.kubelet.as_deref().and_then(KubeletVersion::parse),
+    })
 }
 
-/// Lists the sandboxes, with repeats. Returns none if the runtime did not answer within `wait`.
-pub async fn list_sandboxes(listing: &Arc<dyn SandboxListing>, wait: Duration) -> Vec<StaticSandbox> {
+/// Lists the sandboxes of a source, with repeats. Returns none if the runtime did not answer within `wait`.
+pub async fn list_sandboxes(
+    listing: &Arc<dyn SandboxListing>,
+    source: &str,
+    wait: Duration,
+) -> Vec<StaticSandbox> {
     let until = deadline_after(Instant::now(), wait);
     let mut last = String::from("no answer");
     loop {
-        match tokio::time::timeout_at(until, listing.static_sandboxes()).await {
+        match tokio::time::timeout_at(until, listing.static_sandboxes(source)).await {
             Ok(Ok(sandboxes)) => return sandboxes,
             Ok(Err(error)) => last = error,
             Err(_) => {}
         }
         if deadline_after(Instant::now(), RETRY) >= until {
-            tracing::warn!(error = last, "failed to list sandboxes, not keeping UIDs of a kubelet");
+            tracing::warn!(error = last, "failed to list sandboxes, not keeping their UIDs");
             return Vec::new();
         }
         tokio::time::sleep(RETRY).await;
@@ -242,7 +281,13 @@ mod tests {
         }
     }
 
-    // Decides on manifests with these computed UIDs, as at a start. Returns the UIDs that they keep.
+    // Returns the UIDs of a manifest whose UID of the newest kubelet this is.
+    fn uids_of(newest: &str) -> ComputedUids {
+        let other = |version: &str| format!("{newest}-{version}");
+        ComputedUids::of_test([&other("1.35"), &other("1.36"), newest], &other("former"))
+    }
+
+    // Decides on manifests with these UIDs of the newest kubelet, as at a start. Returns the UIDs that the pods get.
     fn started(
         root: &Path,
         listed: &[StaticSandbox],
@@ -250,8 +295,10 @@ mod tests {
         times: FileTimes,
     ) -> (StaticPodUids, Vec<Option<String>>) {
         let mut uids = StaticPodUids::open(root);
-        uids.set_sandboxes(listed.to_vec());
-        let kept = computed.iter().map(|own| uids.kept_uid(&pod(), own, times).map(|uid| uid.to_string()));
+        let pods: Vec<_> = computed.iter().map(|newest| (pod(), uids_of(newest))).collect();
+        uids.set_sandboxes(listed.to_vec(), &pods);
+        let kept =
+            pods.iter().map(|(pod, computed)| uids.kept_uid(pod, computed, times).map(|uid| uid.to_string()));
         let kept = kept.collect();
         uids.decided(true);
         (uids, kept)
@@ -265,7 +312,11 @@ mod tests {
     fn a_kept_uid_survives_restarts_and_a_touched_manifest() {
         let root = tempfile::tempdir().unwrap();
         let kubelets = [sandbox("k1", 1)];
-        assert_eq!(started(root.path(), &kubelets, &["own"], TOUCHED).1, [None], "changed before the start");
+        assert_eq!(
+            started(root.path(), &kubelets, &["own"], TOUCHED).1,
+            [text("own")],
+            "changed before the start"
+        );
         std::fs::remove_file(root.path().join(FILE)).unwrap();
         assert_eq!(started(root.path(), &kubelets, &["own"], BEFORE).1, [text("k1")]);
         for listed in [&kubelets[..], &[]] {
@@ -273,8 +324,9 @@ mod tests {
         }
         let (mut uids, kept) = started(root.path(), &[], &["own"], TOUCHED);
         assert_eq!(kept, [text("k1")]);
-        let mut later = |own: &str| uids.kept_uid(&pod(), own, BEFORE).map(|uid| uid.to_string());
-        assert_eq!(later("changed"), None, "a changed manifest is a new pod");
+        let mut later =
+            |newest: &str| uids.kept_uid(&pod(), &uids_of(newest), BEFORE).map(|uid| uid.to_string());
+        assert_eq!(later("changed"), text("changed"), "a changed manifest is a new pod");
         assert_eq!(later("own"), text("k1"), "and the manifest as before is the pod as before");
     }
 
@@ -294,22 +346,56 @@ mod tests {
         let mut partial = StaticPodUids::open(root.path());
         partial.decided(false);
         assert_eq!(started(root.path(), &[], &["own"], BEFORE).1, [text("k1")]);
-        assert_eq!(started(root.path(), &[], &["other"], BEFORE).1, [None]);
-        assert_eq!(started(root.path(), &[], &["own"], BEFORE).1, [None]);
+        assert_eq!(started(root.path(), &[], &["other"], BEFORE).1, [text("other")]);
+        assert_eq!(started(root.path(), &[], &["own"], BEFORE).1, [text("own")]);
+    }
+
+    #[test]
+    fn a_pod_of_a_former_version_keeps_its_uid_at_an_upgrade() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |text: &str| std::fs::write(root.path().join(FILE), text).unwrap();
+        // As a former version leaves it, for its own pod and for one of a kubelet.
+        write(r#"{"version":1,"uids":{"a-former":"a-former","b-former":"k1"}}"#);
+        let manifests = ["a", "b"];
+        let kept = [text("a-former"), text("k1")];
+        for listed in [&[sandbox("a-former", 1)][..], &[]] {
+            assert_eq!(started(root.path(), listed, &manifests, TOUCHED).1, kept, "{listed:?}");
+        }
+        // Without the file, the sandbox has the UID.
+        std::fs::remove_file(root.path().join(FILE)).unwrap();
+        assert_eq!(started(root.path(), &[sandbox("a-former", 1)], &["a"], TOUCHED).1, [text("a-former")]);
+    }
+
+    #[test]
+    fn new_pods_get_the_uid_of_the_kubelet_that_made_the_others() {
+        let root = tempfile::tempdir().unwrap();
+        let made = [sandbox("old-1.36", 1)];
+        let (mut uids, kept) = started(root.path(), &made, &["new", "old"], TOUCHED);
+        assert_eq!(kept, [text("new-1.36"), text("old-1.36")]);
+        let later = uids.kept_uid(&pod(), &uids_of("later"), TOUCHED).map(|uid| uid.to_string());
+        assert_eq!(later, text("later-1.36"));
+        // Without sandboxes, the file has the version.
+        assert_eq!(started(root.path(), &[], &["newer"], TOUCHED).1, [text("newer-1.36")]);
+        let newest = [sandbox("newer", 3), sandbox("newer-1.36", 2)];
+        assert_eq!(
+            started(root.path(), &newest, &["newer", "last"], TOUCHED).1,
+            [text("newer"), text("last")]
+        );
     }
 
     #[test]
     fn two_manifests_do_not_keep_the_same_uid() {
         let root = tempfile::tempdir().unwrap();
         let kept = started(root.path(), &[sandbox("k1", 1)], &["first", "second"], BEFORE).1;
-        assert_eq!(kept, [text("k1"), None]);
+        assert_eq!(kept, [text("k1"), text("second")]);
     }
 
     #[test]
     fn the_wait_for_the_runtime_is_long_only_for_a_pod_that_is_not_known() {
         let root = tempfile::tempdir().unwrap();
         let wait = |uids: &StaticPodUids, computed: &[&str]| {
-            uids.sandbox_wait(&computed.iter().map(|uid| (*uid).to_owned()).collect())
+            let pods: Vec<_> = computed.iter().map(|newest| (pod(), uids_of(newest))).collect();
+            uids.sandbox_wait(&pods)
         };
         let new = StaticPodUids::open(root.path());
         assert_eq!((wait(&new, &[]), wait(&new, &["own"])), (None, Some(UNDECIDED_WAIT)));
@@ -324,9 +410,9 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let write = |text: &str| std::fs::write(root.path().join(FILE), text).unwrap();
         write(r#"{"version":2,"uids":{"own":"k1"}}"#);
-        assert_eq!(started(root.path(), &[], &["own"], BEFORE).1, [None]);
-        write(r#"{"version":1,"uids":{"own":"k1","bad":"../etc"}}"#);
-        assert_eq!(started(root.path(), &[], &["own", "bad"], BEFORE).1, [text("k1"), None]);
+        assert_eq!(started(root.path(), &[], &["own"], BEFORE).1, [text("own")]);
+        write(r#"{"version":1,"uids":{"own":"k1","bad":"../etc"},"kubelet":"1.12"}"#);
+        assert_eq!(started(root.path(), &[], &["own", "bad"], BEFORE).1, [text("k1"), text("bad")]);
     }
 
     struct Failing {
@@ -335,7 +421,7 @@ mod tests {
 
     #[async_trait]
     impl SandboxListing for Failing {
-        async fn static_sandboxes(&self) -> Result<Vec<StaticSandbox>, String> {
+        async fn static_sandboxes(&self, _: &str) -> Result<Vec<StaticSandbox>, String> {
             let mut failures = self.failures.lock();
             *failures = failures.saturating_sub(1);
             if *failures == 0 { Ok(vec![sandbox("k1", 1)]) } else { Err("no runtime".to_owned()) }
@@ -347,10 +433,10 @@ mod tests {
         let began = Instant::now();
         let after =
             |failures| Arc::new(Failing { failures: Mutex::new(failures) }) as Arc<dyn SandboxListing>;
-        assert_eq!(list_sandboxes(&after(20), UNDECIDED_WAIT).await, [sandbox("k1", 1)]);
+        assert_eq!(list_sandboxes(&after(20), "file", UNDECIDED_WAIT).await, [sandbox("k1", 1)]);
         assert!(began.elapsed() < UNDECIDED_WAIT);
         let began = Instant::now();
-        assert_eq!(list_sandboxes(&after(u32::MAX), UNDECIDED_WAIT).await, []);
+        assert_eq!(list_sandboxes(&after(u32::MAX), "file", UNDECIDED_WAIT).await, []);
         assert!(began.elapsed() <= UNDECIDED_WAIT, "{:?}", began.elapsed());
     }
 }
