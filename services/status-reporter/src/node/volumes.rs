@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use super::storage_health::StorageCondition;
 use crate::status::list;
 
 /// A CSI driver.
@@ -17,6 +18,8 @@ pub struct Driver {
     pub topology: BTreeMap<String, String>,
     /// Largest number of volumes, if the driver has a limit.
     pub allocatable: Option<i32>,
+    /// What is wrong with the driver's storage; `None` if pod-sync does not know it.
+    pub storage_health: Option<Vec<StorageCondition>>,
 }
 
 /// The newest report of pod-sync.
