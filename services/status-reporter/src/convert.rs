@@ -8,8 +8,7 @@ use quintlet_proto::status::v1 as wire;
 use serde_json::Value;
 use tonic::Status;
 
-use crate::node::storage_health::StorageCondition;
-use crate::node::volumes::{Driver, LastNode, Volumes};
+use crate::node::volumes::{Driver, LastNode, StorageCondition, Volumes};
 use crate::status::{list, text};
 use crate::update::{Ack, Stamp, Update, UpdateOutcome};
 

@@ -6,35 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::volumes::Volumes;
-
-/// An element of `healthConditions`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct StorageCondition {
-    pub status: String,
-    pub reason: String,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub message: String,
-    /// Access mode of the affected volumes; `None` for all modes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub access_mode: Option<String>,
-    /// Volume mode of the affected volumes; `None` for both modes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub volume_mode: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_transition_time: Option<Timestamp>,
-}
-
-impl StorageCondition {
-    /// Returns whether the conditions have the same status, reason and modes.
-    fn is(&self, other: &Self) -> bool {
-        let identity = |of: &Self| {
-            (of.status.clone(), of.reason.clone(), of.access_mode.clone(), of.volume_mode.clone())
-        };
-        identity(self) == identity(other)
-    }
-}
+use super::volumes::{StorageCondition, Volumes};
 
 /// An element of `storageHealth`, whose key is the name of the driver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,8 +17,16 @@ pub struct StorageHealth {
     pub health_conditions: Vec<StorageCondition>,
 }
 
+/// Returns whether two conditions have the same status, reason and modes.
+fn is_same(a: &StorageCondition, b: &StorageCondition) -> bool {
+    a.status == b.status
+        && a.reason == b.reason
+        && a.access_mode == b.access_mode
+        && a.volume_mode == b.volume_mode
+}
+
 fn are_same(a: &[StorageCondition], b: &[StorageCondition]) -> bool {
-    a.len() == b.len() && a.iter().all(|condition| b.iter().any(|other| other.is(condition)))
+    a.len() == b.len() && a.iter().all(|condition| b.iter().any(|other| is_same(other, condition)))
 }
 
 /// Returns the list of a CSINode. One that is no such list counts as empty, and is replaced.
@@ -89,7 +69,8 @@ fn with_times(
     now: Timestamp,
 ) -> Option<StorageHealth> {
     let condition = |condition: &StorageCondition| {
-        let since = before.iter().find(|old| old.is(condition)).and_then(|old| old.last_transition_time);
+        let since =
+            before.iter().find(|old| is_same(old, condition)).and_then(|old| old.last_transition_time);
         let since = since.or_else(|| Timestamp::from_second(now.as_second()).ok());
         StorageCondition { last_transition_time: since, ..condition.clone() }
     };

@@ -7,8 +7,7 @@ use quintlet_proto::status::v1 as wire;
 use quintlet_testapi::{Failure, TestApi};
 use serde_json::{Value, json};
 use status_reporter::node::csi_node::CsiNodeKeeper;
-use status_reporter::node::storage_health::StorageCondition;
-use status_reporter::node::volumes::{Driver, Report, VolumeBoard, Volumes};
+use status_reporter::node::volumes::{Driver, Report, StorageCondition, VolumeBoard, Volumes};
 use status_reporter::run::NodeReportSettings;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -250,7 +249,7 @@ async fn the_health_of_storage_is_the_status_of_the_csi_node() {
 }
 
 #[tokio::test]
-async fn an_api_server_without_the_health_of_storage_is_asked_again_after_a_pause() {
+async fn an_api_server_without_the_health_of_storage_gets_it_again_after_a_pause() {
     const PAUSE: Duration = Duration::from_millis(500);
     for name in ["forbidden", "unserved", "dropped"] {
         let limit = |api: &TestApi| {

@@ -199,7 +199,7 @@ async fn the_health_of_storage_is_in_the_csi_node_until_the_driver_reports_none(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_driver_is_asked_for_its_storage_without_the_gate_or_the_capability() {
+async fn no_driver_is_called_for_its_storage_without_the_gate_or_the_capability() {
     for (gate, capability) in [("true", "GET_VOLUME_HEALTH"), ("false", "GET_STORAGE_HEALTH")] {
         let gate = format!("--feature-gates=CSIVolumeHealth={gate}");
         let sim = start_with(&[gate.as_str(), "--volume-stats-agg-period=1s"]).await;

@@ -249,7 +249,7 @@ impl Faults {
 
     /// Removes the fields that the server does not know from an object of a resource.
     pub(crate) fn drop_unknown_fields(&self, plural: &str, object: &mut Value) {
-        for (_, pointer) in self.unknown_fields.lock().iter().filter(|(of, _)| of == plural) {
+        for (_, pointer) in self.unknown_fields.lock().iter().filter(|(resource, _)| resource == plural) {
             let Some((parent, field)) = pointer.rsplit_once('/') else { continue };
             if let Some(fields) = object.pointer_mut(parent).and_then(Value::as_object_mut) {
                 fields.remove(field);

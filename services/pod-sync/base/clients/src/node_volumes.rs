@@ -30,7 +30,7 @@ pub struct NodeCsiDriver {
     pub topology: BTreeMap<String, String>,
     /// Largest number of volumes, if the driver has a limit.
     pub allocatable: Option<i32>,
-    /// What is wrong with the driver's storage; `None` if the driver was not asked yet, or does not report it.
+    /// Conditions of the driver's storage; `None` if the driver was not asked yet, or does not report it.
     pub storage_health: Option<Vec<StorageHealthCondition>>,
 }
 

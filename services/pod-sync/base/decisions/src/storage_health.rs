@@ -37,7 +37,7 @@ pub struct StorageReport {
     pub volume_mode: Option<&'static str>,
 }
 
-/// What a condition is known by. Another message is no change.
+/// Returns the fields that identify a condition. Another message is no change.
 fn identity(condition: &StorageHealthCondition) -> [&str; 4] {
     let StorageHealthCondition { status, reason, access_mode, volume_mode, .. } = condition;
     let modes = [access_mode, volume_mode].map(|mode| mode.as_deref().unwrap_or_default());
@@ -144,7 +144,8 @@ mod tests {
         assert_eq!((all.len(), all[15].reason.as_str()), (16, "R15"));
         // Reasons that are the same once they are cut, and a message that is cut on a character.
         let long = |end: &str| format!("{}{end}", "r".repeat(256));
-        let (one, two, message) = (long("1"), long("2"), "é".repeat(600));
+        let (one, two) = (long("1"), long("2"));
+        let message = "é".repeat(600);
         let cut = of(&[(Degraded, &one, &message, None, None), (Degraded, &two, &message, None, None)]);
         let lengths =
             |c: &StorageHealthCondition| (c.reason.len(), c.message.as_ref().map_or(0, String::len));

@@ -71,7 +71,7 @@ pub(crate) trait HealthSource: Send + Sync + 'static {
 /// The calls for a volume, or for the storage of a driver.
 #[derive(Debug)]
 struct Calls<T> {
-    /// When the driver was asked last.
+    /// When the driver was called last.
     at: Option<Instant>,
     answer: Option<T>,
 }
@@ -183,17 +183,17 @@ impl StorageMetrics {
     }
 }
 
-/// What a task asks a driver for. There is one task of each kind per driver.
-enum Question {
+/// The calls that a task makes to one driver. A driver has at most one task of each kind.
+enum Round {
     Storage,
     Volumes(Vec<(VolumeKey, HealthVolume)>),
 }
 
-/// A driver, and whether it is asked for its storage.
-type Asked = (String, bool);
+/// A driver, and whether the calls are about its storage.
+type Target = (String, bool);
 
-impl Question {
-    async fn ask(self, driver: &str, source: &impl HealthSource, answers: &HealthAnswers) {
+impl Round {
+    async fn execute(self, driver: &str, source: &impl HealthSource, answers: &HealthAnswers) {
         match self {
             Self::Storage => {
                 // A failed call is no recovery: the last answer counts.
@@ -219,13 +219,13 @@ impl Question {
     }
 }
 
-/// Returns the questions that are due and whose driver is not being asked, and records the calls.
+/// Returns the rounds of calls that are due and whose driver is not being called, and records the calls.
 fn due(
     source: &impl HealthSource,
     answers: &HealthAnswers,
-    busy: &BTreeSet<Asked>,
+    busy: &BTreeSet<Target>,
     period: Duration,
-) -> Vec<(Asked, Question)> {
+) -> Vec<(Target, Round)> {
     let of_pod = |uid: PodUid| {
         let volumes = source.volumes(&uid).0.into_iter();
         volumes.map(|volume| ((uid.clone(), volume.name.clone()), volume)).collect::<Vec<_>>()
@@ -245,14 +245,14 @@ fn due(
         }
     }
     let of_volumes =
-        of_driver.into_iter().map(|(driver, volumes)| ((driver, false), Question::Volumes(volumes)));
+        of_driver.into_iter().map(|(driver, volumes)| ((driver, false), Round::Volumes(volumes)));
     let drivers = source.drivers();
     let mut calls = answers.storage.lock();
     calls.retain(|driver, _| drivers.contains(driver));
     let is_due =
-        |asked: &Asked| !busy.contains(asked) && calls.entry(asked.0.clone()).or_default().begin(period);
+        |target: &Target| !busy.contains(target) && calls.entry(target.0.clone()).or_default().begin(period);
     let of_storage = drivers.into_iter().map(|driver| (driver, true)).filter(is_due);
-    of_storage.map(|asked| (asked, Question::Storage)).chain(of_volumes).collect()
+    of_storage.map(|target| (target, Round::Storage)).chain(of_volumes).collect()
 }
 
 /// Asks the drivers until `stop`, for each volume and each driver once per period.
@@ -265,25 +265,26 @@ pub(crate) async fn run(
     let period = if period.is_zero() { DEFAULT_PERIOD } else { period };
     let mut metrics = StorageMetrics::new();
     let mut busy = BTreeSet::new();
-    let mut calls: JoinSet<Asked> = JoinSet::new();
+    let mut calls: JoinSet<Target> = JoinSet::new();
     loop {
-        for (asked, question) in due(&*source, &answers, &busy, period) {
-            busy.insert(asked.clone());
-            let (source, answers, driver) = (Arc::clone(&source), Arc::clone(&answers), asked.0.clone());
+        for (target, round) in due(&*source, &answers, &busy, period) {
+            busy.insert(target.clone());
+            let (source, answers) = (Arc::clone(&source), Arc::clone(&answers));
+            let driver = target.0.clone();
             let call = task::spawn("volume-health", async move {
-                question.ask(&driver, &*source, &answers).await;
+                round.execute(&driver, &*source, &answers).await;
             });
             calls.spawn(async move {
                 // A task that panicked has ended, too.
                 let _ended = call.await;
-                asked
+                target
             });
         }
         metrics.show(answers.storage());
         // Each branch only ends a wait. The calls in flight are dropped with the process.
         tokio::select! {
             () = stop.cancelled() => return,
-            Some(asked) = calls.join_next() => drop(asked.map(|asked| busy.remove(&asked))),
+            Some(target) = calls.join_next() => drop(target.map(|target| busy.remove(&target))),
             () = quintlet_kit::timers::pause(SCAN_PERIOD.min(period)) => {}
         }
     }
@@ -427,7 +428,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn each_driver_is_asked_for_its_storage_once_per_period_whatever_its_volumes_do() {
+    async fn each_driver_is_called_for_its_storage_once_per_period_whatever_its_volumes_do() {
         let drivers = Arc::new(FakeDrivers::default());
         *drivers.volumes.lock() = vec![("stuck", "hanging")];
         drivers.storage.lock().extend([
