@@ -1,8 +1,8 @@
 //! The CSINode object, and the annotation and labels that CSI drivers add to the Node (`pkg/volume/csi/nodeinfomanager`).
 //!
 //! A driver is added to the Node before it is added to the CSINode, and removed from it after. The health of the drivers' storage is the
-//! status of the CSINode ([`storage_health`]). Nothing waits for it, since only an API server with the feature gate `CSIVolumeHealth` stores
-//! it.
+//! status of the CSINode ([`storage_health`]). Nothing waits for it, since only an API server with the feature gate `CSIVolumeHealth`
+//! stores it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -44,8 +44,8 @@ fn identity(condition: &StorageHealthCondition) -> [&str; 4] {
     [status, reason, modes[0], modes[1]]
 }
 
-/// Returns the conditions that the API server takes, without times: one per status, reason and modes, at most 16, with texts that are cut. A
-/// missing reason is that of the status.
+/// Returns the conditions that the API server takes, without times: one per status, reason and modes, at most 16, with texts that are cut.
+/// A missing reason is that of the status.
 #[must_use]
 pub fn conditions(reports: impl IntoIterator<Item = StorageReport>) -> Vec<StorageHealthCondition> {
     let mut found: Vec<StorageHealthCondition> = Vec::new();

@@ -1,8 +1,8 @@
 //! The health of volumes and of storage, which the drivers report (`pkg/kubelet/volumehealth`).
 //!
-//! [`run`] is a future that the caller spawns. Once per period, it asks for the health of each volume (`NodeGetVolumeHealth`), one volume of
-//! a driver at a time, and each driver for the health of its storage (`NodeGetStorageHealth`). The answers are in [`HealthAnswers`]. A driver
-//! that hangs delays no other, and its volumes do not delay its storage. There are no channels.
+//! [`run`] is a future that the caller spawns. Once per period, it asks for the health of each volume (`NodeGetVolumeHealth`), one volume
+//! of a driver at a time, and each driver for the health of its storage (`NodeGetStorageHealth`). The answers are in [`HealthAnswers`]. A
+//! driver that hangs delays no other, and its volumes do not delay its storage. There are no channels.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;

@@ -178,8 +178,8 @@ impl VolumeTasks {
         self.0.health.of(uid, self.health_volumes(uid))
     }
 
-    /// Asks the drivers for the health of their storage and of the volumes of `pods` until `stop`, for each once per period. `wake` receives
-    /// the pods whose answers have changed.
+    /// Asks the drivers for the health of their storage and of the volumes of `pods` until `stop`, for each once per period. `wake`
+    /// receives the pods whose answers have changed.
     pub async fn watch_health(
         self,
         pods: impl Fn() -> Vec<PodUid> + Send + Sync + 'static,
