@@ -21,6 +21,7 @@ const TOO_LARGE_FOR_ETCD: [&str; 2] =
     ["etcdserver: request is too large", "trying to send message larger than max"];
 
 const JSON: &str = "application/json";
+const MERGE: &str = "application/merge-patch+json";
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
 
 /// An answer of the API server that is no success.
@@ -325,6 +326,14 @@ impl ApiClient {
     /// As [`ApiFailure`].
     pub async fn patch_as<T: DeserializeOwned>(&self, path: &str, patch: &Value) -> Result<T, ApiFailure> {
         self.call(Method::PATCH, path, STRATEGIC, Some(patch)).await
+    }
+
+    /// JSON merge patch. Lists are replaced as a whole.
+    ///
+    /// # Errors
+    /// As [`ApiFailure`].
+    pub async fn merge_patch(&self, path: &str, patch: &Value) -> Result<Value, ApiFailure> {
+        self.call(Method::PATCH, path, MERGE, Some(patch)).await
     }
 
     /// Deletes the object with grace period 0 if it has this UID.

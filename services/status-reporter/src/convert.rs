@@ -8,7 +8,7 @@ use quintlet_proto::status::v1 as wire;
 use serde_json::Value;
 use tonic::Status;
 
-use crate::node::volumes::{Driver, LastNode, Volumes};
+use crate::node::volumes::{Driver, LastNode, StorageCondition, Volumes};
 use crate::status::{list, text};
 use crate::update::{Ack, Stamp, Update, UpdateOutcome};
 
@@ -72,13 +72,28 @@ pub fn volumes(wire: wire::NodeVolumesRequest) -> Result<Volumes, Status> {
             return Err(invalid("drivers.node_id", "empty"));
         }
         let topology = driver.topology.into_iter().collect();
-        Ok((name, Driver { node_id: driver.node_id, topology, allocatable: driver.allocatable }))
+        let storage_health = driver
+            .storage_health
+            .map(|health| health.conditions.into_iter().map(storage_condition).collect());
+        let (node_id, allocatable) = (driver.node_id, driver.allocatable);
+        Ok((name, Driver { node_id, topology, allocatable, storage_health }))
     };
     Ok(Volumes {
         drivers: wire.drivers.into_iter().map(driver).collect::<Result<_, _>>()?,
         removed: wire.removed_drivers.into_iter().collect(),
         in_use: wire.in_use.map(|volumes| volumes.names.into_iter().collect()),
     })
+}
+
+fn storage_condition(wire: wire::StorageHealthCondition) -> StorageCondition {
+    StorageCondition {
+        status: wire.status,
+        reason: wire.reason,
+        message: wire.message,
+        access_mode: wire.access_mode,
+        volume_mode: wire.volume_mode,
+        last_transition_time: None,
+    }
 }
 
 /// Converts the volumes of a Node to their message, without a generation.

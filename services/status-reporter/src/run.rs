@@ -192,7 +192,9 @@ fn keep_node(
     let csi_node = CsiNodeKeeper {
         api: ApiClient::following(clients.clone(), Purpose::Storage),
         volumes: volumes.clone(),
+        clock: clock.clone(),
         check_every: csi_node::CHECK_EVERY,
+        refused_pause: csi_node::REFUSED_PAUSE,
     };
     let is_free = watch::Sender::new(false);
     let free_for_lease = is_free.subscribe();

@@ -84,6 +84,26 @@ pub fn set_health(state: &Path, conditions: &[(i32, &str, &str)]) -> std::io::Re
     quintlet_kit::atomic_file::write(&state.join(HEALTH), &bytes, 0o644)
 }
 
+/// Name of the file with the health of the driver's storage.
+const STORAGE_HEALTH: &str = "storage-health.json";
+
+/// A condition of unhealthy storage: number of the status, reason, message, and the name of an access mode of CSI if only block volumes
+/// with that mode are affected.
+pub type StorageCondition = (i32, String, String, Option<String>);
+
+/// Makes the driver with this state directory report conditions of its storage, or none. The driver needs the capability
+/// `GET_STORAGE_HEALTH`.
+///
+/// # Errors
+/// Fails if the file cannot be written.
+pub fn set_storage_health(
+    state: &Path,
+    conditions: &[(i32, &str, &str, Option<&str>)],
+) -> std::io::Result<()> {
+    let bytes = serde_json::to_vec(conditions)?;
+    quintlet_kit::atomic_file::write(&state.join(STORAGE_HEALTH), &bytes, 0o644)
+}
+
 /// Returns the fields of the requests so far, one JSON object per call.
 #[must_use]
 pub fn requests(state: &Path) -> Vec<serde_json::Value> {
@@ -149,6 +169,12 @@ impl Faults {
     /// Returns the conditions of volumes that a test has set.
     pub(crate) fn health(&self) -> Vec<Condition> {
         let bytes = std::fs::read(self.state.join(HEALTH)).unwrap_or_default();
+        serde_json::from_slice(&bytes).unwrap_or_default()
+    }
+
+    /// Returns the conditions of storage that a test has set.
+    pub(crate) fn storage_health(&self) -> Vec<StorageCondition> {
+        let bytes = std::fs::read(self.state.join(STORAGE_HEALTH)).unwrap_or_default();
         serde_json::from_slice(&bytes).unwrap_or_default()
     }
 

@@ -6,23 +6,25 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use quintlet_plugin_api::csi::node_get_storage_health_response::StorageBackendHealth;
 use quintlet_plugin_api::csi::node_service_capability::rpc::Type;
 use quintlet_plugin_api::csi::node_service_capability::{self, Rpc};
-use quintlet_plugin_api::csi::volume_capability::AccessType;
+use quintlet_plugin_api::csi::volume_capability::access_mode::Mode;
+use quintlet_plugin_api::csi::volume_capability::{AccessMode, AccessType, BlockVolume};
 use quintlet_plugin_api::csi::volume_health::VolumeHealthEntry;
 use quintlet_plugin_api::csi::volume_usage::Unit;
 use quintlet_plugin_api::csi::{
     NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
-    NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse, NodeGetVolumeHealthRequest,
-    NodeGetVolumeHealthResponse, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
-    NodePublishVolumeRequest, NodePublishVolumeResponse, NodeServiceCapability, NodeStageVolumeRequest,
-    NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse,
-    NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, VolumeCapability, VolumeHealth, VolumeUsage,
-    node_server,
+    NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse, NodeGetStorageHealthRequest,
+    NodeGetStorageHealthResponse, NodeGetVolumeHealthRequest, NodeGetVolumeHealthResponse,
+    NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, NodePublishVolumeRequest,
+    NodePublishVolumeResponse, NodeServiceCapability, NodeStageVolumeRequest, NodeStageVolumeResponse,
+    NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse, NodeUnstageVolumeRequest,
+    NodeUnstageVolumeResponse, VolumeCapability, VolumeHealth, VolumeUsage, node_server,
 };
 use tonic::{Request, Response, Status};
 
-use crate::fault::{Faults, append};
+use crate::fault::{Faults, StorageCondition, append};
 use crate::volumes::{Medium, Volumes, bind, detach, loop_device, mount, unmount};
 
 /// The service Node of the driver.
@@ -203,6 +205,30 @@ impl node_server::Node for NodeService {
             Ok(NodeGetVolumeHealthResponse { volume_health: Some(volume_health) })
         };
         self.faults.call("NodeGetVolumeHealth", &request.volume_id, work).await.map(Response::new)
+    }
+
+    async fn node_get_storage_health(
+        &self,
+        _: Request<NodeGetStorageHealthRequest>,
+    ) -> Result<Response<NodeGetStorageHealthResponse>, Status> {
+        if !self.capabilities.contains(&Type::GetStorageHealth) {
+            return Err(Status::unimplemented("the driver does not have the capability GET_STORAGE_HEALTH"));
+        }
+        let mode = |mode: String| Mode::from_str_name(&mode).unwrap_or_default().into();
+        let entry = |(status, reason, message, access): StorageCondition| StorageBackendHealth {
+            status,
+            reason,
+            message,
+            volume_capability: access.map(|name| VolumeCapability {
+                access_type: Some(AccessType::Block(BlockVolume {})),
+                access_mode: Some(AccessMode { mode: mode(name) }),
+            }),
+        };
+        let work = || {
+            let backend_health = self.faults.storage_health().into_iter().map(entry).collect();
+            Ok(NodeGetStorageHealthResponse { backend_health })
+        };
+        self.faults.call("NodeGetStorageHealth", "", work).await.map(Response::new)
     }
 
     async fn node_expand_volume(

@@ -1,17 +1,21 @@
 //! The CSINode object, and the annotation and labels that CSI drivers add to the Node (`pkg/volume/csi/nodeinfomanager`).
 //!
-//! A driver is added to the Node before it is added to the CSINode, and removed from it after.
+//! A driver is added to the Node before it is added to the CSINode, and removed from it after. The health of the drivers' storage is the
+//! status of the CSINode ([`storage_health`]). Nothing waits for it, since only an API server with the feature gate `CSIVolumeHealth`
+//! stores it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use quintlet_kit::backoff::Backoff;
+use quintlet_kit::clock::Clock;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use super::storage_health;
 use super::volumes::{Driver, VolumeBoard, Volumes};
 use crate::api::{ApiClient, ApiFailure, node_path};
 use crate::status::{list, text};
@@ -19,10 +23,15 @@ use crate::status::{list, text};
 /// Default interval between reads of the CSINode. A node may not watch it.
 pub const CHECK_EVERY: Duration = Duration::from_secs(60);
 
+/// Default pause after the API server did not take the health of storage.
+pub const REFUSED_PAUSE: Duration = Duration::from_secs(600);
+
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// Writes in one pass. A pass needs two for each driver that changed, and one more for each conflict.
 const WRITES: usize = 64;
+/// Writes of the health of storage in one pass: two more after conflicts.
+const STATUS_WRITES: usize = 3;
 
 const COLLECTION: &str = "/apis/storage.k8s.io/v1/csinodes";
 /// Annotation of the Node with the node IDs by driver.
@@ -207,8 +216,11 @@ pub struct CsiNodeKeeper {
     pub api: ApiClient,
     /// The node's volumes, and the Node.
     pub volumes: VolumeBoard,
+    pub clock: Clock,
     /// Interval between reads of the CSINode.
     pub check_every: Duration,
+    /// Pause after the API server did not take the health of storage.
+    pub refused_pause: Duration,
 }
 
 /// State of the objects as the last pass read or wrote them.
@@ -220,6 +232,8 @@ struct Memory {
     node: Value,
     /// Errors of drivers that were logged.
     errors: BTreeMap<String, String>,
+    /// When the health of storage is written again, after the API server did not take it.
+    health_due: Option<Instant>,
 }
 
 impl CsiNodeKeeper {
@@ -287,6 +301,7 @@ impl CsiNodeKeeper {
             *memory = Memory {
                 uid: uid.to_owned(),
                 errors: std::mem::take(&mut memory.errors),
+                health_due: memory.health_due,
                 ..Memory::default()
             };
         }
@@ -310,6 +325,7 @@ impl CsiNodeKeeper {
         if let Some(patch) = remove_from_node(&memory.node, &volumes.removed) {
             memory.node = self.patch_node(&memory.node, &patch).await?;
         }
+        self.write_storage_health(volumes, memory).await?;
         memory.errors.retain(|name, _| failed.drivers.contains(name));
         failed.last.map_or(Ok(()), Err)
     }
@@ -365,6 +381,60 @@ impl CsiNodeKeeper {
         Err(ApiFailure::Conflict(format!("CSINode {name} is not up to date after {WRITES} writes")))
     }
 
+    /// Brings the status of the CSINode up to date.
+    async fn write_storage_health(&self, volumes: &Volumes, memory: &mut Memory) -> Result<(), ApiFailure> {
+        if memory.health_due.is_some_and(|due| Instant::now() < due) {
+            return Ok(());
+        }
+        let path = format!("{COLLECTION}/{}", text(&memory.node["metadata"], "name"));
+        for _ in 0..STATUS_WRITES {
+            let Some(live) = &memory.csi_node else { return Ok(()) };
+            let Some(list) = storage_health::next_list(live, volumes, self.clock.wall()) else {
+                return Ok(());
+            };
+            let patch = storage_health::patch(live, &list);
+            match self.api.merge_patch(&format!("{path}/status"), &patch).await {
+                Ok(csi_node) => {
+                    let is_stored = storage_health::is_stored(&csi_node, &list);
+                    memory.csi_node = Some(csi_node);
+                    if is_stored {
+                        memory.health_due = None;
+                    } else {
+                        self.health_refused(memory, "the field is dropped");
+                    }
+                    return Ok(());
+                }
+                Err(ApiFailure::Conflict(_)) => memory.csi_node = Some(self.api.get(&path).await?),
+                Err(failure @ ApiFailure::NotFound(_)) => {
+                    // A CSINode that was deleted is created again. An API server without the feature does not serve the status.
+                    memory.csi_node = Some(self.api.get(&path).await?);
+                    self.health_refused(memory, &failure.to_string());
+                    return Ok(());
+                }
+                Err(failure) if failure.is_declined() => {
+                    self.health_refused(memory, &failure.to_string());
+                    return Ok(());
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+        Err(ApiFailure::Conflict(format!(
+            "the status of {path} is not up to date after {STATUS_WRITES} writes"
+        )))
+    }
+
+    /// Records that the API server did not take the health of storage.
+    fn health_refused(&self, memory: &mut Memory, why: &str) {
+        if memory.health_due.is_none() {
+            let seconds = self.refused_pause.as_secs();
+            info!(
+                why,
+                seconds, "api server does not take the health of storage, trying again at this interval"
+            );
+        }
+        memory.health_due = Instant::now().checked_add(self.refused_pause);
+    }
+
     async fn patch_node(&self, node: &Value, patch: &Value) -> Result<Value, ApiFailure> {
         self.api.patch(&format!("{}/status", node_path(text(&node["metadata"], "name"))), patch).await
     }
@@ -399,7 +469,7 @@ mod tests {
 
     fn driver(node_id: &str, topology: &[(&str, &str)], allocatable: Option<i32>) -> Driver {
         let topology = topology.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        Driver { node_id: node_id.to_owned(), topology, allocatable }
+        Driver { node_id: node_id.to_owned(), topology, allocatable, ..Driver::default() }
     }
 
     fn volumes(drivers: &[(&str, &Driver)], removed: &[&str]) -> Volumes {

@@ -8,6 +8,7 @@ pub mod own;
 pub mod setters;
 pub mod skew;
 pub mod startup;
+pub mod storage_health;
 pub mod volumes;
 
 use std::sync::Arc;

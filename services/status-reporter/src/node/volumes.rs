@@ -3,10 +3,30 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::status::list;
+
+/// An element of `healthConditions` in `CSINode.status.storageHealth`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StorageCondition {
+    pub status: String,
+    pub reason: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// Access mode of the affected volumes; `None` for all modes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access_mode: Option<String>,
+    /// Volume mode of the affected volumes; `None` for both modes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume_mode: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_transition_time: Option<Timestamp>,
+}
 
 /// A CSI driver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -17,6 +37,8 @@ pub struct Driver {
     pub topology: BTreeMap<String, String>,
     /// Largest number of volumes, if the driver has a limit.
     pub allocatable: Option<i32>,
+    /// Conditions of the driver's storage; `None` if pod-sync does not know it.
+    pub storage_health: Option<Vec<StorageCondition>>,
 }
 
 /// The newest report of pod-sync.

@@ -7,7 +7,7 @@ use quintlet_proto::status::v1 as wire;
 use quintlet_testapi::{Failure, TestApi};
 use serde_json::{Value, json};
 use status_reporter::node::csi_node::CsiNodeKeeper;
-use status_reporter::node::volumes::{Driver, Report, VolumeBoard, Volumes};
+use status_reporter::node::volumes::{Driver, Report, StorageCondition, VolumeBoard, Volumes};
 use status_reporter::run::NodeReportSettings;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -18,7 +18,7 @@ const NODE_ID: &str = "csi.volume.kubernetes.io/nodeid";
 
 fn driver(node_id: &str, topology: &[(&str, &str)], allocatable: Option<i32>) -> Driver {
     let topology = topology.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-    Driver { node_id: node_id.to_owned(), topology, allocatable }
+    Driver { node_id: node_id.to_owned(), topology, allocatable, ..Driver::default() }
 }
 
 fn volumes<const N: usize>(drivers: [(&str, Driver); N], removed: &[&str]) -> Volumes {
@@ -44,7 +44,13 @@ impl Kept {
         prepare(&api);
         let (board, stop) = (VolumeBoard::default(), CancellationToken::new());
         let client = status_reporter::api::ApiClient::new(api.client());
-        let keeper = CsiNodeKeeper { api: client, volumes: board.clone(), check_every };
+        let keeper = CsiNodeKeeper {
+            api: client,
+            volumes: board.clone(),
+            clock: Clock::system(),
+            check_every,
+            refused_pause: check_every,
+        };
         tokio::spawn(keeper.run(stop.clone()));
         let kept = Self { api, board, stop };
         kept.publish();
@@ -185,4 +191,96 @@ async fn a_node_is_ready_once_its_csi_node_is_written() {
     let node = api.wait_for("nodes", "", "n1", TEST_TIMEOUT, written).await;
     assert_eq!(ready(&node).0, "True");
     service.stop().await;
+}
+
+/// A driver whose storage has conditions with these reasons.
+fn sick(reasons: &[&str]) -> Driver {
+    let condition = |reason: &&str| StorageCondition {
+        status: "StorageDegraded".to_owned(),
+        reason: (*reason).to_owned(),
+        message: format!("{reason}!"),
+        ..StorageCondition::default()
+    };
+    let storage_health = Some(reasons.iter().map(condition).collect());
+    Driver { storage_health, ..driver("id-1", &[], None) }
+}
+
+/// The health of storage in a CSINode, as text.
+fn storage_of(csi_node: &Value) -> String {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let entry = |entry: &Value| {
+        let reasons: Vec<String> = list(&entry["healthConditions"])
+            .iter()
+            .map(|condition| {
+                assert!(condition["lastTransitionTime"].is_string(), "{condition}");
+                condition["reason"].as_str().unwrap().to_owned()
+            })
+            .collect();
+        format!("{}={}", entry["name"].as_str().unwrap(), reasons.join(","))
+    };
+    list(&csi_node["status"]["storageHealth"]).iter().map(entry).collect::<Vec<_>>().join(" ")
+}
+
+#[tokio::test]
+async fn the_health_of_storage_is_the_status_of_the_csi_node() {
+    let kept = Kept::start(HOUR, |_| {}).await;
+    let _number = kept.board.put(volumes([("d.csi", sick(&["Slow"])), ("e.csi", sick(&[]))], &[]));
+    kept.wait(|csi_node| storage_of(csi_node) == "d.csi=Slow").await;
+    // Another client writes the object meanwhile.
+    kept.api.edit("csinodes", "", "n1", |c| c["metadata"]["labels"] = json!({"a": "b"})).unwrap();
+    let _number =
+        kept.board.put(volumes([("d.csi", sick(&["Slow", "Full"])), ("e.csi", sick(&["Gone"]))], &[]));
+    let written = kept.wait(|csi_node| storage_of(csi_node) == "d.csi=Slow,Full e.csi=Gone").await;
+    assert_eq!((names(&written), &written["metadata"]["labels"]["a"]), (vec!["d.csi", "e.csi"], &json!("b")));
+    // The same conditions with other messages, and drivers that were not asked yet, cause no write.
+    kept.api.reset_counts();
+    let mut same = sick(&["Full", "Slow"]);
+    same.storage_health.as_mut().unwrap()[0].message = "other".to_owned();
+    for drivers in [
+        [("d.csi", same), ("e.csi", sick(&["Gone"]))],
+        [("d.csi", driver("id-1", &[], None)), ("e.csi", driver("id-1", &[], None))],
+    ] {
+        let _number = kept.board.put(volumes(drivers, &[]));
+    }
+    let _number = kept.board.put(volumes([("d.csi", sick(&[]))], &["e.csi"]));
+    let recovered = kept.wait(|csi_node| storage_of(csi_node).is_empty()).await;
+    assert_eq!(names(&recovered), ["d.csi"]);
+    assert_eq!(kept.api.counts().of("* csinodes/status"), 1, "{:?}", kept.api.counts());
+}
+
+#[tokio::test]
+async fn an_api_server_without_the_health_of_storage_gets_it_again_after_a_pause() {
+    const PAUSE: Duration = Duration::from_millis(500);
+    for name in ["forbidden", "unserved", "dropped"] {
+        let limit = |api: &TestApi| {
+            let faults = api.faults();
+            match name {
+                "forbidden" => faults.fail("patch csinodes/status", usize::MAX, Failure::Forbidden),
+                "unserved" => faults.set_unserved(&["storage.k8s.io/v1/csinodes/status"]),
+                _ => faults.set_unknown_fields(&["csinodes /status/storageHealth"]),
+            }
+        };
+        let began = tokio::time::Instant::now();
+        let kept = Kept::start(PAUSE, limit).await;
+        let _number = kept.board.put(volumes([("d.csi", sick(&["Slow"]))], &[]));
+        if name == "unserved" {
+            // Such a request is not counted.
+            kept.wait(|csi_node| names(csi_node) == ["d.csi"]).await;
+        } else {
+            kept.api.wait_for_requests("patch csinodes/status", 1, TEST_TIMEOUT).await;
+        }
+        // Drivers are reported meanwhile.
+        let more = [("d.csi", sick(&["Slow", "Full"])), ("e.csi", sick(&[]))];
+        let _number = kept.board.put(volumes(more, &[]));
+        kept.wait(|csi_node| names(csi_node) == ["d.csi", "e.csi"]).await;
+        let _number = kept.board.put(volumes([("d.csi", sick(&["Slow"]))], &["e.csi"]));
+        kept.wait(|csi_node| names(csi_node) == ["d.csi"]).await;
+        let pauses = u64::try_from(began.elapsed().as_millis() / PAUSE.as_millis()).unwrap();
+        let calls = kept.api.counts().of("patch csinodes/status");
+        assert!(calls <= 1 + pauses, "{name}: {pauses} {:?}", kept.api.counts());
+        kept.api.faults().clear();
+        kept.api.faults().set_unserved(&[]);
+        kept.api.faults().set_unknown_fields(&[]);
+        kept.wait(|csi_node| storage_of(csi_node) == "d.csi=Slow").await;
+    }
 }

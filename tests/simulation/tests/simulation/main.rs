@@ -61,3 +61,4 @@ mod undecodable;
 mod unknown;
 mod volume_faults;
 mod volume_features;
+mod volume_health;

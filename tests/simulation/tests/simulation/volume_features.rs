@@ -6,8 +6,7 @@ use pod_sync_csi::paths::attachment_name;
 use quintlet_csi_driver::fault::{self, Fault};
 use quintlet_csi_driver::thread::DriverThread;
 use quintlet_csi_driver::volumes::mounts_below;
-use quintlet_simulation::seen::Seen;
-use quintlet_simulation::service::{NODE, Service};
+use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Sim};
 use quintlet_testkit::wait::until;
@@ -24,14 +23,14 @@ const RESOURCE_EXHAUSTED: i32 = 8;
 const GIB: u64 = 1 << 30;
 
 /// Starts a node with more arguments of pod-sync.
-async fn start_with(args: &[&str]) -> Sim {
+pub(super) async fn start_with(args: &[&str]) -> Sim {
     let mut sim = Sim::prepare(Options::default()).await;
     sim.set_pod_sync_args(args);
     sim.start_all();
     sim
 }
 
-async fn delete_all(sim: &Sim, pods: &[(&str, &str)]) {
+pub(super) async fn delete_all(sim: &Sim, pods: &[(&str, &str)]) {
     for (name, _) in pods {
         sim.delete(name, None);
     }
@@ -59,7 +58,7 @@ fn assert_undisturbed(sim: &Sim, name: &str, uid: &str) {
 }
 
 /// Requests of a method, as the driver has recorded them.
-fn requests(driver: &DriverThread, method: &str) -> Vec<Value> {
+pub(super) fn requests(driver: &DriverThread, method: &str) -> Vec<Value> {
     fault::requests(driver.state()).into_iter().filter(|request| request["method"] == method).collect()
 }
 
@@ -476,109 +475,4 @@ fn tree(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
     }
     found.sort();
     found
-}
-
-/// Returns the health of the volumes in the status of a pod, as text.
-fn health_of(seen: &Seen) -> String {
-    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
-    let condition =
-        |c: &Value| format!("{}/{}: {}", text(&c["status"]), text(&c["reason"]), text(&c["message"]));
-    let volume = |volume: &Value| {
-        let conditions: Vec<String> = list(&volume["healthConditions"]).iter().map(condition).collect();
-        assert!(volume["lastTransitionTime"].is_string(), "{volume}");
-        format!("{} {}", text(&volume["name"]), conditions.join(", "))
-    };
-    list(&seen.0["status"]["volumeHealth"]).iter().map(volume).collect::<Vec<_>>().join("; ")
-}
-
-/// Statuses of `VolumeHealthErrorType`; the last one is of a later version.
-const DEGRADED: i32 = 1;
-const INACCESSIBLE: i32 = 2;
-const LATER: i32 = 99;
-
-const HEALTH: [&str; 2] = ["--capabilities", "STAGE_UNSTAGE_VOLUME,GET_VOLUME_HEALTH"];
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_health_of_a_volume_is_in_the_status_of_its_pod_until_the_driver_reports_none() {
-    let sim = start_with(&["--feature-gates=CSIVolumeHealth=true", "--volume-stats-agg-period=1s"]).await;
-    let driver = start_driver_with(&sim, &HEALTH);
-    csi_driver(&sim, json!({"attachRequired": false}));
-    bound_claim(&sim, "data", |_| {});
-    let uid = sim.create(with_claim("web", "data"));
-    sim.wait_ready("web").await;
-    let slow = (DEGRADED, "Slow", "one path of two");
-    fault::set_health(driver.state(), &[slow, (DEGRADED, "Slow", "again"), (LATER, "New", "")]).unwrap();
-    let shown = async |what: &str, expected: &str| {
-        sim.wait_pod("web", what, |seen| health_of(seen) == expected).await
-    };
-    shown("a condition", "data Degraded/Slow: one path of two").await;
-    let called = fault::requests(driver.state());
-    let called = called.iter().find(|call| call["method"] == "NodeGetVolumeHealth").unwrap();
-    assert_eq!(called["request"]["published"], json!(mount_of(&sim, &uid, "pv-data")));
-    assert!(called["request"]["staged"].as_str().unwrap().ends_with("/globalmount"), "{called}");
-    // The same status twice, which the keys of the patch alone would merge.
-    fault::set_health(driver.state(), &[(DEGRADED, "Full", "99 %"), (DEGRADED, "Torn", "")]).unwrap();
-    shown("other conditions", "data Degraded/Full: 99 %, Degraded/Torn: -").await;
-    // A driver that does not answer, also after a restart, is no recovery.
-    fault::set(driver.state(), &[("NodeGetVolumeHealth", Fault::Code(INTERNAL))]).unwrap();
-    sim.restart(Service::PodSync).await;
-    let calls = driver.calls_of("NodeGetVolumeHealth");
-    let more = async || match driver.calls_of("NodeGetVolumeHealth") {
-        now if now >= calls + 2 => Ok(()),
-        now => Err(now),
-    };
-    until("calls after the restart", LONG, more).await;
-    shown("the conditions before the restart", "data Degraded/Full: 99 %, Degraded/Torn: -").await;
-    fault::set_health(driver.state(), &[]).unwrap();
-    fault::set(driver.state(), &[]).unwrap();
-    shown("the recovery", "").await;
-    fault::set_health(driver.state(), &[(INACCESSIBLE, "Gone", "")]).unwrap();
-    shown("another condition", "data Inaccessible/Gone: -").await;
-    delete_all(&sim, &[("web", &uid)]).await;
-    sim.finish().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_volume_that_cannot_be_mounted_shows_its_health() {
-    let sim = start_with(&["--feature-gates=CSIVolumeHealth=true", "--volume-stats-agg-period=1s"]).await;
-    let driver = start_driver_with(&sim, &HEALTH);
-    fault::set(driver.state(), &[("NodeStageVolume", Fault::Code(INTERNAL))]).unwrap();
-    fault::set_health(driver.state(), &[(INACCESSIBLE, "PoolFull", "no space")]).unwrap();
-    csi_driver(&sim, json!({"attachRequired": false}));
-    bound_claim(&sim, "data", |_| {});
-    let uid = sim.create(with_claim("web", "data"));
-    let is_shown = |seen: &Seen| health_of(seen) == "data Inaccessible/PoolFull: no space";
-    sim.wait_pod("web", "a condition", is_shown).await;
-    fault::set(driver.state(), &[]).unwrap();
-    fault::set_health(driver.state(), &[]).unwrap();
-    sim.wait_ready("web").await;
-    sim.wait_pod("web", "the recovery", |seen| health_of(seen).is_empty()).await;
-    delete_all(&sim, &[("web", &uid)]).await;
-    sim.finish().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_driver_is_called_for_the_health_of_volumes_without_the_gate_or_the_capability() {
-    let without = ["--capabilities", "STAGE_UNSTAGE_VOLUME,GET_VOLUME_STATS"];
-    let gate_off = ["--capabilities", "STAGE_UNSTAGE_VOLUME,GET_VOLUME_STATS,GET_VOLUME_HEALTH"];
-    for (gate, capabilities) in [("true", without), ("false", gate_off)] {
-        let gate = format!("--feature-gates=CSIVolumeHealth={gate}");
-        let sim = start_with(&[gate.as_str(), "--volume-stats-agg-period=1s"]).await;
-        let driver = start_driver_with(&sim, &capabilities);
-        fault::set_health(driver.state(), &[(INACCESSIBLE, "Gone", "")]).unwrap();
-        csi_driver(&sim, json!({"attachRequired": false}));
-        bound_claim(&sim, "data", |_| {});
-        let uid = sim.create(with_claim("web", "data"));
-        sim.wait_ready("web").await;
-        let more = async || match driver.calls_of("NodeGetVolumeStats") {
-            calls if calls >= 3 => Ok(()),
-            calls => Err(calls),
-        };
-        until("three measurements", LONG, more).await;
-        assert_eq!(driver.calls_of("NodeGetVolumeHealth"), 0, "{gate}");
-        assert_eq!(health_of(&sim.pod("web")), "", "{gate}");
-        delete_all(&sim, &[("web", &uid)]).await;
-        sim.finish().await;
-    }
 }

@@ -53,8 +53,9 @@ fn versions(group: &str) -> BTreeSet<&'static str> {
 fn resource_list(faults: &Faults, group: &str, version: &str) -> Value {
     let verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
     let mut resources = Vec::new();
-    let is_listed =
-        |r: &&Resource| r.group == group && r.version == version && faults.serves(group, version, r.plural);
+    let is_listed = |r: &&Resource| {
+        r.group == group && r.version == version && faults.serves(group, version, r.plural, "")
+    };
     for resource in RESOURCES.iter().filter(is_listed) {
         let entry = |name: String, verbs: &[&str]| {
             json!({

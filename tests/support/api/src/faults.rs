@@ -149,6 +149,8 @@ pub struct Faults {
     pub(crate) watches: watch::Sender<WatchCut>,
     /// Versions of resources that are not served, such as `certificates.k8s.io/v1/podcertificaterequests`.
     unserved: Mutex<BTreeSet<String>>,
+    /// Fields that the server does not know: plural name of the resource, and JSON pointer.
+    unknown_fields: Mutex<Vec<(String, String)>>,
 }
 
 /// The last disconnection, which all open watches observe.
@@ -167,6 +169,7 @@ impl Default for Faults {
             connections: Mutex::default(),
             watches: watch::channel(WatchCut::default()).0,
             unserved: Mutex::default(),
+            unknown_fields: Mutex::default(),
         }
     }
 }
@@ -223,14 +226,35 @@ impl Faults {
         self.changed.send_modify(|n| *n += 1);
     }
 
-    /// Replaces the versions of resources that are not served, as by an older or a newer API server. Their objects stay.
+    /// Replaces the versions of resources that are not served, as by an older or a newer API server. Their objects stay. A name may have a
+    /// subresource, such as `storage.k8s.io/v1/csinodes/status`.
     pub fn set_unserved(&self, unserved: &[&str]) {
         *self.unserved.lock() = unserved.iter().map(|&name| name.to_owned()).collect();
     }
 
-    pub(crate) fn serves(&self, group: &str, version: &str, plural: &str) -> bool {
+    pub(crate) fn serves(&self, group: &str, version: &str, plural: &str, subresource: &str) -> bool {
         let unserved = self.unserved.lock();
-        unserved.is_empty() || !unserved.contains(&format!("{group}/{version}/{plural}"))
+        let name = format!("{group}/{version}/{plural}");
+        unserved.is_empty()
+            || !unserved.contains(&format!("{name}/{subresource}")) && !unserved.contains(&name)
+    }
+
+    /// Replaces the fields that the server does not know, such as `pods /status/volumeHealth`. It accepts them and does not store them, as
+    /// an older API server or one without a feature gate.
+    pub fn set_unknown_fields(&self, fields: &[&str]) {
+        let field =
+            |field: &&str| field.split_once(' ').map(|(plural, at)| (plural.to_owned(), at.to_owned()));
+        *self.unknown_fields.lock() = fields.iter().filter_map(field).collect();
+    }
+
+    /// Removes the fields that the server does not know from an object of a resource.
+    pub(crate) fn drop_unknown_fields(&self, plural: &str, object: &mut Value) {
+        for (_, pointer) in self.unknown_fields.lock().iter().filter(|(resource, _)| resource == plural) {
+            let Some((parent, field)) = pointer.rsplit_once('/') else { continue };
+            if let Some(fields) = object.pointer_mut(parent).and_then(Value::as_object_mut) {
+                fields.remove(field);
+            }
+        }
     }
 
     pub(crate) fn is_down(&self) -> bool {

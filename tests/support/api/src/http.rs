@@ -80,7 +80,7 @@ async fn handle(State(server): State<Arc<Server>>, request: HttpRequest) -> Resp
     let Some(target) = Target::parse(path) else {
         return discovery(&server.faults, path).unwrap_or_else(not_found);
     };
-    if !server.faults.serves(&target.group, &target.version, target.resource) {
+    if !server.faults.serves(&target.group, &target.version, target.resource, &target.subresource) {
         return not_found();
     }
     let Some(verb) = verb(&parts.method, &target, &query) else {
@@ -230,6 +230,7 @@ impl Call<'_> {
                 let updated = store.update(resource, namespace, name, subresource, |object| {
                     self.identity.admit_update(&access, object, &body)?;
                     *object = body;
+                    self.server.faults.drop_unknown_fields(resource.plural, object);
                     Ok(())
                 })?;
                 Ok(ok(200, &updated))
@@ -246,6 +247,7 @@ impl Call<'_> {
                 let patched = store.update(resource, namespace, name, subresource, |object| {
                     let before = object.clone();
                     patch::apply(kind, resource.plural, object, body).map_err(ApiError::bad_request)?;
+                    self.server.faults.drop_unknown_fields(resource.plural, object);
                     let uid = &object["metadata"]["uid"];
                     if *uid != before["metadata"]["uid"] {
                         let cause = format!("Invalid value: {uid}: field is immutable");

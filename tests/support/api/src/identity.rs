@@ -231,6 +231,7 @@ fn allows(node: &str, store: &Store, access: &Access<'_>) -> bool {
             access.verb == "create" || own && (access.verb == "get" || access.verb == "delete" || writes)
         }
         ("nodes", "") => access.verb == "create" || writes || reads && own,
+        ("csinodes", "status") => own && writes,
         ("nodes" | "pods", "status") => writes,
         ("pods", "") => match access.verb {
             "create" | "delete" => true,

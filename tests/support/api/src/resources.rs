@@ -44,7 +44,7 @@ pub(crate) static RESOURCES: &[Resource] = &[
     resource("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", true, true),
     resource("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", false, false),
     resource("storage.k8s.io", "v1", "csidrivers", "CSIDriver", false, false),
-    resource("storage.k8s.io", "v1", "csinodes", "CSINode", false, false),
+    resource("storage.k8s.io", "v1", "csinodes", "CSINode", false, true),
     resource("storage.k8s.io", "v1", "volumeattachments", "VolumeAttachment", false, true),
     // Both versions have the same objects.
     resource("certificates.k8s.io", "v1", "clustertrustbundles", "ClusterTrustBundle", false, false),

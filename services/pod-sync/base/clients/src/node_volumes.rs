@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::storage::v1::StorageHealthCondition;
 use parking_lot::Mutex;
 use quintlet_kit::messages::bounded_requests;
 use quintlet_kit::neighbour::Neighbour;
@@ -21,7 +22,7 @@ use crate::retry::SERVICE_RETRY;
 const STREAM: usize = 4;
 
 /// A CSI driver, as the CSINode and Node objects have it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeCsiDriver {
     /// The driver's ID of this node.
     pub node_id: String,
@@ -29,10 +30,12 @@ pub struct NodeCsiDriver {
     pub topology: BTreeMap<String, String>,
     /// Largest number of volumes, if the driver has a limit.
     pub allocatable: Option<i32>,
+    /// Conditions of the driver's storage; `None` if the driver was not asked yet, or does not report it.
+    pub storage_health: Option<Vec<StorageHealthCondition>>,
 }
 
 /// The CSI drivers of the node.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeCsiDrivers {
     /// The registered drivers by name.
     pub registered: BTreeMap<String, NodeCsiDriver>,
@@ -237,6 +240,7 @@ impl NodeVolumes {
             node_id: driver.node_id.clone(),
             topology: driver.topology.clone().into_iter().collect(),
             allocatable: driver.allocatable,
+            storage_health: driver.storage_health.as_deref().map(wire_health),
         };
         let names =
             |volumes: &BTreeSet<String>| wire::VolumesInUse { names: volumes.iter().cloned().collect() };
@@ -274,6 +278,17 @@ impl NodeVolumes {
             changed
         });
     }
+}
+
+fn wire_health(conditions: &[StorageHealthCondition]) -> wire::StorageHealth {
+    let condition = |condition: &StorageHealthCondition| wire::StorageHealthCondition {
+        status: condition.status.clone(),
+        reason: condition.reason.clone(),
+        message: condition.message.clone().unwrap_or_default(),
+        access_mode: condition.access_mode.clone(),
+        volume_mode: condition.volume_mode.clone(),
+    };
+    wire::StorageHealth { conditions: conditions.iter().map(condition).collect() }
 }
 
 #[cfg(test)]

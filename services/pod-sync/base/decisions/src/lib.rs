@@ -46,6 +46,7 @@ pub mod sandbox;
 mod simulation_tests;
 pub mod starts;
 pub mod status;
+pub mod storage_health;
 pub mod sync;
 pub mod unknown_calls;
 pub mod unsupported;

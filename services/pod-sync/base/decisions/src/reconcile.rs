@@ -2,7 +2,8 @@
 //! (`pkg/kubelet/status: needsReconcile`).
 //!
 //! The kubelet compares every 10 s. Here a watch delivers the change, and the first correction follows at once. The pause
-//! between further corrections of one pod grows to 10 s, so that two writers do not loop.
+//! between further corrections of one pod grows to 10 s, so that two writers do not loop. A correction that the API server has accepted
+//! without an effect is repeated every 10 min: the server drops a field that it does not know, or a webhook removes it.
 
 use std::time::Duration;
 
@@ -15,6 +16,8 @@ use serde_json::Value;
 pub const SYNC_PERIOD: Duration = Duration::from_secs(10);
 /// Pause after the first correction.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// Pause after a status that the API server has accepted and that has not changed the object.
+pub const NO_EFFECT_PERIOD: Duration = Duration::from_secs(600);
 /// Time without a correction after which the pause starts over.
 const RESET_AFTER: Duration = Duration::from_secs(60);
 
@@ -52,13 +55,16 @@ impl StatusCorrections {
         self.record_report(base, now);
     }
 
-    /// Returns when to correct an object at version `base` whose status differs from the reported one.
+    /// Returns when to correct an object at version `base` whose status differs from the reported one. `was_accepted`: the API server has
+    /// accepted the last report, and `base` is not older than its answer.
     #[must_use]
-    pub fn due(&self, base: &str, now: Duration) -> CorrectionDue {
+    pub fn due(&self, base: &str, was_accepted: bool, now: Duration) -> CorrectionDue {
         let calm = self.last.map_or(Duration::ZERO, |(at, pause)| at.saturating_add(pause));
         let again = match &self.reported {
             // The report had no effect, or the watch has not delivered its result yet.
-            Some((version, at)) if version == base => at.saturating_add(SYNC_PERIOD),
+            Some((version, at)) if version == base => {
+                at.saturating_add(if was_accepted { NO_EFFECT_PERIOD } else { SYNC_PERIOD })
+            }
             Some(_) | None => Duration::ZERO,
         };
         let due = calm.max(again);
@@ -230,11 +236,11 @@ mod tests {
         let (mut now, mut made) = (secs(100), Vec::new());
         for version in 2..100_u64 {
             let base = version.to_string();
-            if let CorrectionDue::At(at) = corrections.due(&base, now) {
+            if let CorrectionDue::At(at) = corrections.due(&base, true, now) {
                 assert!(at > now, "{at:?} {now:?}");
                 now = at;
             }
-            assert_eq!(corrections.due(&base, now), CorrectionDue::Now);
+            assert_eq!(corrections.due(&base, true, now), CorrectionDue::Now);
             corrections.record_correction(&base, now);
             made.push(now.as_secs() - 100);
         }
@@ -242,9 +248,9 @@ mod tests {
         assert!(made.windows(2).skip(4).all(|w| w[1] - w[0] == 10), "{made:?}");
         // After a minute without corrections, the pause starts over.
         now = now.saturating_add(RESET_AFTER);
-        assert_eq!(corrections.due("100", now), CorrectionDue::Now);
+        assert_eq!(corrections.due("100", true, now), CorrectionDue::Now);
         corrections.record_correction("100", now);
-        assert_eq!(corrections.due("101", now), CorrectionDue::At(now.saturating_add(FIRST_PAUSE)));
+        assert_eq!(corrections.due("101", true, now), CorrectionDue::At(now.saturating_add(FIRST_PAUSE)));
     }
 
     #[test]
@@ -252,11 +258,29 @@ mod tests {
         let secs = Duration::from_secs;
         let mut corrections = StatusCorrections::default();
         corrections.record_report("1", secs(100));
-        assert_eq!(corrections.due("1", secs(101)), CorrectionDue::At(secs(110)), "the watch is behind");
-        assert_eq!(corrections.due("2", secs(101)), CorrectionDue::Now);
-        assert_eq!(corrections.due("1", secs(110)), CorrectionDue::Now);
+        assert_eq!(
+            corrections.due("1", false, secs(101)),
+            CorrectionDue::At(secs(110)),
+            "the watch is behind"
+        );
+        assert_eq!(corrections.due("2", false, secs(101)), CorrectionDue::Now);
+        assert_eq!(corrections.due("1", false, secs(110)), CorrectionDue::Now);
         corrections.record_correction("1", secs(110));
-        assert_eq!(corrections.due("1", secs(111)), CorrectionDue::At(secs(120)));
+        assert_eq!(corrections.due("1", false, secs(111)), CorrectionDue::At(secs(120)));
+    }
+
+    #[test]
+    fn a_status_that_is_accepted_without_an_effect_is_repeated_every_ten_minutes() {
+        let secs = Duration::from_secs;
+        let mut corrections = StatusCorrections::default();
+        corrections.record_report("1", secs(100));
+        // The API server has stored the status without a field.
+        assert_eq!(corrections.due("2", true, secs(101)), CorrectionDue::Now);
+        corrections.record_correction("2", secs(101));
+        assert_eq!(corrections.due("2", true, secs(102)), CorrectionDue::At(secs(701)));
+        assert_eq!(corrections.due("2", true, secs(701)), CorrectionDue::Now);
+        // Another client has changed the object.
+        assert_eq!(corrections.due("3", true, secs(110)), CorrectionDue::Now);
     }
 
     #[test]

@@ -7,12 +7,12 @@ use k8s_openapi::api::core::v1::{PodStatus, PodVolumeHealth, VolumeHealthConditi
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use quintlet_model::text;
 
-/// Most conditions of a volume that the API server takes.
-const MOST_CONDITIONS: usize = 16;
+/// Most conditions of a volume or a driver's storage that the API server takes.
+pub(crate) const MOST_CONDITIONS: usize = 16;
 /// Longest reason that the API server takes, in bytes.
-const LONGEST_REASON: usize = 256;
+pub(crate) const LONGEST_REASON: usize = 256;
 /// Longest message that the API server takes, in bytes.
-const LONGEST_MESSAGE: usize = 1024;
+pub(crate) const LONGEST_MESSAGE: usize = 1024;
 
 /// The kind of a problem of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

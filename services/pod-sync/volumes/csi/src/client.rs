@@ -10,15 +10,16 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use quintlet_plugin_api::csi::identity_client::IdentityClient;
 use quintlet_plugin_api::csi::node_client::NodeClient;
+use quintlet_plugin_api::csi::node_get_storage_health_response::StorageBackendHealth;
 use quintlet_plugin_api::csi::node_service_capability::{Type as CapabilityType, rpc::Type};
 use quintlet_plugin_api::csi::volume_capability::{self, AccessType, BlockVolume, MountVolume};
 use quintlet_plugin_api::csi::volume_health::VolumeHealthEntry;
 use quintlet_plugin_api::csi::volume_usage::Unit;
 use quintlet_plugin_api::csi::{
     CapacityRange, GetPluginInfoRequest, NodeExpandVolumeRequest, NodeGetCapabilitiesRequest,
-    NodeGetInfoRequest, NodeGetVolumeHealthRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
-    NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, ProbeRequest,
-    VolumeCapability,
+    NodeGetInfoRequest, NodeGetStorageHealthRequest, NodeGetVolumeHealthRequest, NodeGetVolumeStatsRequest,
+    NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
+    ProbeRequest, VolumeCapability,
 };
 use quintlet_telemetry::metrics::{Buckets, histogram_family_of};
 use tokio::time::Instant;
@@ -64,6 +65,8 @@ pub struct Capabilities {
     pub expand: bool,
     /// The driver has NodeGetVolumeHealth.
     pub volume_health: bool,
+    /// The driver has NodeGetStorageHealth.
+    pub storage_health: bool,
     /// Access modes for one writer and for several writers on one node differ.
     pub single_node_multi_writer: bool,
     /// The driver applies fsGroup.
@@ -142,6 +145,28 @@ pub struct HealthEntry {
     pub status: i32,
     pub reason: String,
     pub message: String,
+}
+
+/// A condition of a driver's unhealthy storage, as the driver reports it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StorageEntry {
+    /// `StorageHealthErrorType`; may be of a later version of CSI.
+    pub status: i32,
+    pub reason: String,
+    pub message: String,
+    /// Access mode of the affected volumes; `None` for all modes, and for one that the API does not have.
+    pub mode: Option<AccessMode>,
+    /// The affected volumes are block devices, or have a file system; `None` for both.
+    pub is_block: Option<bool>,
+}
+
+impl From<StorageBackendHealth> for StorageEntry {
+    fn from(entry: StorageBackendHealth) -> Self {
+        let capability = entry.volume_capability.unwrap_or_default();
+        let mode = capability.access_mode.and_then(|mode| AccessMode::from_csi(mode.mode()));
+        let is_block = capability.access_type.map(|kind| matches!(kind, AccessType::Block(_)));
+        Self { status: entry.status, reason: entry.reason, message: entry.message, mode, is_block }
+    }
 }
 
 /// Arguments of NodeGetVolumeHealth.
@@ -291,6 +316,7 @@ impl DriverClient {
                 Type::GetVolumeStats => found.volume_stats = true,
                 Type::ExpandVolume => found.expand = true,
                 Type::GetVolumeHealth => found.volume_health = true,
+                Type::GetStorageHealth => found.storage_health = true,
                 Type::SingleNodeMultiWriter => found.single_node_multi_writer = true,
                 Type::VolumeMountGroup => found.volume_mount_group = true,
                 // A capability of a later version of CSI.
@@ -430,6 +456,20 @@ impl DriverClient {
             message: entry.message,
         };
         Ok(entries.map(entry).collect())
+    }
+
+    /// Returns what is wrong with the storage of the driver, as seen from this node.
+    ///
+    /// # Errors
+    /// Fails if the call fails.
+    pub async fn storage_health(&self, deadline: Deadline) -> Result<Vec<StorageEntry>, CallError> {
+        // As in the kubelet, there are no secrets.
+        let request = NodeGetStorageHealthRequest::default();
+        let mut client = self.node();
+        let method = ("/csi.v1.Node/NodeGetStorageHealth", false);
+        let answer =
+            self.call(method, deadline, request, |request| client.node_get_storage_health(request)).await?;
+        Ok(answer.backend_health.into_iter().map(StorageEntry::from).collect())
     }
 
     /// Expands a volume, and returns its new size in bytes.

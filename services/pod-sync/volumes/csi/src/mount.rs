@@ -20,7 +20,7 @@ use pod_sync_plugins::call::{CallError, Deadline};
 use quintlet_kit::{failpoint, mount_table, task};
 
 use crate::client::{
-    Access, Capabilities, ExpandCall, HealthCall, HealthEntry, LIMIT, MountCall, VolumeStats,
+    Access, Capabilities, ExpandCall, HealthCall, HealthEntry, LIMIT, MountCall, StorageEntry, VolumeStats,
 };
 use crate::drivers::{Driver, Drivers};
 use crate::error::{Certainty, CsiError};
@@ -318,6 +318,18 @@ impl Mounter {
     pub async fn health(&self, driver: &str, args: &HealthCall) -> Result<Vec<HealthEntry>, CsiError> {
         let driver = self.drivers.get(driver)?;
         Ok(driver.client.volume_health(Deadline::after(self.limit), args).await?)
+    }
+
+    /// Returns what is wrong with the storage of a driver (`NodeGetStorageHealth`), or `None` if the driver does not report it.
+    ///
+    /// # Errors
+    /// Fails if the driver is not registered, or refuses.
+    pub async fn storage_health(&self, driver: &str) -> Result<Option<Vec<StorageEntry>>, CsiError> {
+        let driver = self.drivers.get(driver)?;
+        if !driver.client.capabilities(Deadline::after(self.limit)).await?.storage_health {
+            return Ok(None);
+        }
+        Ok(Some(driver.client.storage_health(Deadline::after(self.limit)).await?))
     }
 
     /// Expands a published volume (`NodeExpand`), and returns its new size in bytes.

@@ -45,6 +45,29 @@ impl AccessMode {
             (Self::ReadWriteMany, _) => Mode::MultiNodeMultiWriter,
         }
     }
+
+    /// Returns the mode that [`Self::to_csi`] converts to a mode of CSI. Modes that no PersistentVolume has are `None`.
+    #[must_use]
+    pub fn from_csi(mode: Mode) -> Option<Self> {
+        match mode {
+            Mode::SingleNodeWriter | Mode::SingleNodeMultiWriter => Some(Self::ReadWriteOnce),
+            Mode::SingleNodeSingleWriter => Some(Self::ReadWriteOncePod),
+            Mode::MultiNodeReaderOnly => Some(Self::ReadOnlyMany),
+            Mode::MultiNodeMultiWriter => Some(Self::ReadWriteMany),
+            Mode::SingleNodeReaderOnly | Mode::MultiNodeSingleWriter | Mode::Unknown => None,
+        }
+    }
+
+    /// Returns the API's name of the mode.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ReadWriteOnce => "ReadWriteOnce",
+            Self::ReadOnlyMany => "ReadOnlyMany",
+            Self::ReadWriteMany => "ReadWriteMany",
+            Self::ReadWriteOncePod => "ReadWriteOncePod",
+        }
+    }
 }
 
 /// Credentials for a driver. `Debug` prints only their number.

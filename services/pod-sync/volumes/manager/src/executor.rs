@@ -1,9 +1,10 @@
 //! The task that compares the states, and the tasks that execute operations.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::storage::v1::StorageHealthCondition;
 use pod_sync_clients::{EventType, NodeCsiDriver, NodeCsiDrivers, NodeVolumesState};
 use pod_sync_csi::drivers::{CsiNode, CsiNodeDriver};
 use pod_sync_direct_volumes::ownership;
@@ -47,7 +48,7 @@ impl Shared {
             removed.extend(known.difference(&drivers).cloned());
             removed.retain(|driver| !drivers.contains(driver));
             known = drivers;
-            self.node_volumes.set_drivers(reported(csi_node, &removed));
+            self.node_volumes.set_drivers(reported(csi_node, &removed, self.health.storage()));
             let next = self.reconcile();
             let due = async {
                 match next {
@@ -251,10 +252,15 @@ impl Shared {
 }
 
 /// The drivers for the CSINode and Node objects.
-fn reported(node: CsiNode, removed: &BTreeSet<String>) -> NodeCsiDrivers {
+fn reported(
+    node: CsiNode,
+    removed: &BTreeSet<String>,
+    mut storage: BTreeMap<String, Vec<StorageHealthCondition>>,
+) -> NodeCsiDrivers {
     let reported_driver = |(name, driver): (String, CsiNodeDriver)| {
         let CsiNodeDriver { node_id, topology, allocatable } = driver;
-        (name, NodeCsiDriver { node_id, topology, allocatable })
+        let storage_health = storage.remove(&name);
+        (name, NodeCsiDriver { node_id, topology, allocatable, storage_health })
     };
     NodeCsiDrivers {
         registered: node.drivers.into_iter().map(reported_driver).collect(),

@@ -1,20 +1,24 @@
-//! The volumes whose health is asked for, and the calls of their drivers.
+//! The volumes and drivers whose health is asked for, and their calls.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::VolumeHealthCondition;
-use pod_sync_csi::client::{HealthCall, HealthEntry};
+use k8s_openapi::api::storage::v1::StorageHealthCondition;
+use pod_sync_csi::client::{HealthCall, HealthEntry, StorageEntry};
 use pod_sync_csi::paths::Root;
+use pod_sync_csi::volume::AccessMode;
 use pod_sync_csi::volume_data::LifecycleMode;
+use pod_sync_decisions::storage_health::{self, StorageProblem, StorageReport};
 use pod_sync_decisions::volume_health::{PodVolumeAnswers, VolumeProblem, conditions};
 use pod_sync_volume_reconcile::desired::{DesiredVolume, Reach};
 use pod_sync_volume_reconcile::operations::Key;
 use quintlet_kit::error_chain;
 use quintlet_model::ids::PodUid;
-use quintlet_plugin_api::csi::VolumeHealthErrorType;
+use quintlet_plugin_api::csi::{StorageHealthErrorType, VolumeHealthErrorType};
 use tokio_util::sync::CancellationToken;
 
 use crate::claims::Source;
@@ -32,6 +36,24 @@ fn problems(entries: Vec<HealthEntry>) -> impl Iterator<Item = (VolumeProblem, S
             Ok(VolumeHealthErrorType::UnknownVolumeHealthType) | Err(_) => return None,
         };
         Some((problem, entry.reason, entry.message))
+    })
+}
+
+/// Returns the problems of an answer about storage. Those of a later version of CSI are left out.
+fn storage_problems(entries: Vec<StorageEntry>) -> impl Iterator<Item = StorageReport> {
+    entries.into_iter().filter_map(|entry| {
+        let problem = match StorageHealthErrorType::try_from(entry.status) {
+            Ok(StorageHealthErrorType::StorageUnreachable) => StorageProblem::Unreachable,
+            Ok(StorageHealthErrorType::StorageDegraded) => StorageProblem::Degraded,
+            Ok(StorageHealthErrorType::UnknownStorageHealthErrorType) | Err(_) => return None,
+        };
+        Some(StorageReport {
+            problem,
+            reason: entry.reason,
+            message: entry.message,
+            access_mode: entry.mode.map(AccessMode::name),
+            volume_mode: entry.is_block.map(|is_block| if is_block { "Block" } else { "Filesystem" }),
+        })
     })
 }
 
@@ -94,6 +116,10 @@ where
         self.tasks.health_volumes(uid)
     }
 
+    fn drivers(&self) -> BTreeSet<String> {
+        self.tasks.csi_node().borrow().drivers.keys().cloned().collect()
+    }
+
     async fn reports_health(&self, driver: &str) -> bool {
         match self.tasks.mounter().reports_health(driver).await {
             Ok(reports) => reports,
@@ -116,9 +142,24 @@ where
         }
     }
 
+    async fn storage_health(&self, driver: &str) -> Option<Vec<StorageHealthCondition>> {
+        match self.tasks.mounter().storage_health(driver).await {
+            Ok(entries) => Some(storage_health::conditions(storage_problems(entries?))),
+            Err(error) => {
+                let error = error_chain(&error);
+                tracing::debug!(driver, error, "failed to get the health of a driver's storage");
+                None
+            }
+        }
+    }
+
     fn wake(&self, uid: &PodUid) {
         (self.wake)(uid);
         // The pod may wait for its volumes.
+        self.wake_reporter();
+    }
+
+    fn wake_reporter(&self) {
         self.tasks.0.changed.send_modify(|changes| *changes = changes.wrapping_add(1));
     }
 }
@@ -137,8 +178,8 @@ impl VolumeTasks {
         self.0.health.of(uid, self.health_volumes(uid))
     }
 
-    /// Asks the drivers for the health of the volumes of `pods` until `stop`, each volume once per period. `wake` receives the pods
-    /// whose answers have changed.
+    /// Asks the drivers for the health of their storage and of the volumes of `pods` until `stop`, for each once per period. `wake`
+    /// receives the pods whose answers have changed.
     pub async fn watch_health(
         self,
         pods: impl Fn() -> Vec<PodUid> + Send + Sync + 'static,
@@ -162,5 +203,19 @@ mod tests {
             problems((0..6).map(entry).collect()).map(|(problem, ..)| problem).collect();
         // Numbers of CSI 1.13.
         assert_eq!(found, [VolumeProblem::Degraded, VolumeProblem::Inaccessible, VolumeProblem::DataLoss]);
+        let entry = |status| StorageEntry {
+            status,
+            reason: "R".to_owned(),
+            message: String::new(),
+            mode: Some(AccessMode::ReadWriteMany),
+            is_block: (status > 1).then_some(true),
+        };
+        let brief = |report: StorageReport| (report.problem, report.access_mode, report.volume_mode);
+        let found: Vec<_> = storage_problems((0..5).map(entry).collect()).map(brief).collect();
+        let many = Some("ReadWriteMany");
+        assert_eq!(
+            found,
+            [(StorageProblem::Degraded, many, None), (StorageProblem::Unreachable, many, Some("Block"))]
+        );
     }
 }

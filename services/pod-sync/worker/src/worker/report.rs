@@ -167,7 +167,8 @@ impl Reporter {
             if !has_object || !self.is_changed_by_others(object, &status, could_run) {
                 return;
             }
-            if let CorrectionDue::At(at) = self.corrections.due(&resource_version, boot) {
+            let was_accepted = matches!(self.ack(), Some(StatusAck::Written));
+            if let CorrectionDue::At(at) = self.corrections.due(&resource_version, was_accepted, boot) {
                 self.recheck_at = Some(at);
                 return;
             }
