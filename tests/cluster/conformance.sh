@@ -10,7 +10,7 @@
 #   PROCS           specs at a time (8: most of them wait)
 #   OUT=DIR         gets passed.txt, failed.txt, and the logs (default: target/conformance/AGENT)
 #
-# Needs root, openssl, containerd, CNI plugins, iptables, busybox-static and cc. It runs in network and mount namespaces of its own. Fails if a
+# Needs root, openssl, containerd, CNI plugins, iptables, busybox-static, bash, curl and cc. It runs in network and mount namespaces of its own. Fails if a
 # spec fails.
 set -eu
 
@@ -31,7 +31,7 @@ chmod 0755 "$work"
 . "$repo/tests/cluster/machine.sh"
 . "$repo/tests/cluster/host-node.sh"
 . "$repo/tests/cluster/images.sh"
-for tool in openssl containerd iptables busybox cc; do
+for tool in openssl containerd iptables busybox bash curl cc; do
     command -v $tool > /dev/null || { say "$tool is needed"; exit 1; }
 done
 

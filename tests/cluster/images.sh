@@ -39,6 +39,14 @@ make_layers() {
         [ ! -f "$kubernetes/$file" ] || install -m 0755 "$kubernetes/$file" "$tree/$file"
     done
     ln -s agnhost "$tree/agnhost-2"
+    # Specs use these in the image of agnhost, with the libraries that they load.
+    for program in bash curl; do
+        program=$(command -v $program)
+        install -D -m 0755 "$program" "$tree/bin/$(basename "$program")"
+        for library in $(ldd "$program" | grep -o '/[^ ]*' | sort -u); do
+            install -D -m 0755 "$(readlink -f "$library")" "$tree$library"
+        done
+    done
     # A user of the image with a group of its own.
     { cat "$work/images/busybox/etc/passwd"; echo 'user-defined-in-image:x:1000:1000::/home:/bin/sh'; } > "$tree/etc/passwd"
     { cat "$work/images/busybox/etc/group"; printf 'user-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n'; } > "$tree/etc/group"
@@ -59,7 +67,7 @@ stand_ins() {
         case $reference in invalid* | *authenticated*) continue ;; esac
         case ${reference##*/} in
             agnhost:*) image "$reference" "busybox agnhost" "{$path,\"Entrypoint\":[\"/agnhost\"],\"Cmd\":[\"pause\"]}" ;;
-            busybox:*) image "$reference" busybox "{$path,\"Cmd\":[\"sh\"]}" ;;
+            busybox:* | glibc-dns-testing:*) image "$reference" busybox "{$path,\"Cmd\":[\"sh\"]}" ;;
             nonroot:*) image "$reference" busybox "{$path,\"Cmd\":[\"sh\"],\"User\":\"1234\"}" ;;
             nonewprivs:*) image "$reference" "busybox nnp" "{$path,\"Cmd\":[\"nnp\"]}" ;;
             nginx:* | httpd:*) image "$reference" "busybox web" "{$path,\"Cmd\":[\"httpd\",\"-f\",\"-p\",\"80\",\"-h\",\"/www\"]}" ;;
