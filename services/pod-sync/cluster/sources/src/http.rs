@@ -157,17 +157,18 @@ pub async fn run(
             }
             Ok(body) => {
                 if let (None, Some(sandboxes)) = (&uids, &sandboxes) {
-                    // Blocks: a large body takes long.
-                    let (pending, from) = (body.clone(), Arc::clone(&manifests));
-                    let pods = task::blocking(move || undecided(&pending, from.origin())).await;
+                    let (pending, source) = (body.clone(), Arc::clone(&manifests));
+                    let pods = task::blocking(move || undecided(&pending, source.origin())).await;
                     if !pods.is_empty() {
                         let listing = UrlUids::list(sandboxes, &recorded, &pods);
                         let Some(listed) = stop.run_until_cancelled(listing).await else { return };
                         uids = Some(Arc::new(listed));
                     }
                 }
-                let (pending, from, known) = (body.clone(), Arc::clone(&manifests), uids.clone());
-                let update = task::blocking(move || read(&pending, from.origin(), known.as_deref())).await;
+                // A large body takes long to decode.
+                let (pending, source) = (body.clone(), Arc::clone(&manifests));
+                let known = uids.clone();
+                let update = task::blocking(move || read(&pending, source.origin(), known.as_deref())).await;
                 last = Some(body);
                 of_fetch = None;
                 of_body = update.problems();

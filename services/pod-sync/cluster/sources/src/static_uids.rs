@@ -406,9 +406,9 @@ mod tests {
         let _ = started(root.path(), &[sandbox("k1", 1)], &["a"], BEFORE);
         let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         assert_eq!(written, serde_json::json!({"version": 1, "uids": {"a-former": "k1"}}));
-        for by in ["a-former", "a", "a-1.36", "a-1.35"] {
-            std::fs::write(&path, format!(r#"{{"version":1,"uids":{{"{by}":"k1"}}}}"#)).unwrap();
-            assert_eq!(started(root.path(), &[], &["a"], TOUCHED).1, [text("k1")], "{by}");
+        for key in ["a-former", "a", "a-1.36", "a-1.35"] {
+            std::fs::write(&path, format!(r#"{{"version":1,"uids":{{"{key}":"k1"}}}}"#)).unwrap();
+            assert_eq!(started(root.path(), &[], &["a"], TOUCHED).1, [text("k1")], "{key}");
         }
     }
 

@@ -242,7 +242,7 @@ impl Added {
     }
 }
 
-/// What is needed of a resource while an init container runs, and the sidecars before it.
+/// Counts the quantities of a resource that an init container and the sidecars before it need together.
 struct Needed {
     /// The quantity of the container unless it is a sidecar.
     own: Option<String>,
