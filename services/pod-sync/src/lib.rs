@@ -153,7 +153,7 @@ async fn set_up(args: Args, clock: Clock, stop: CancellationToken) -> anyhow::Re
     agent.reconcile_cpus();
     agent.serve_metrics();
     // Blocks: pods are managed after it.
-    let (mut manager, sources) = agent.pod_manager(conditions);
+    let (mut manager, sources) = agent.pod_manager(conditions, &records);
     manager.restore(records);
     if let Some(evictions) = evictions {
         agent.tasks.spawn("eviction", evictions);

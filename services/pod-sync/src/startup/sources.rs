@@ -3,10 +3,13 @@
 use std::sync::Arc;
 
 use pod_sync_layout::SourceKind;
+use pod_sync_records::PodRecord;
 use pod_sync_sources::SourceMessage;
+use pod_sync_sources::adoption::StaticSandbox;
 use pod_sync_sources::file::ManifestReader;
 use pod_sync_sources::http::{ManifestUrl, Transport};
 use pod_sync_sources::static_uids::StaticPodUids;
+use quintlet_model::ids::PodUid;
 use tokio::sync::mpsc;
 
 use super::Agent;
@@ -14,12 +17,13 @@ use crate::admission::{NodeAdmission, NodeConditions};
 use crate::pod_manager::PodManager;
 
 impl Agent {
-    /// Starts the sources. Returns the pod manager and the queue that it reads.
+    /// Starts the sources. Returns the pod manager and the queue that it reads. Static pods in the records keep their UID.
     pub(crate) fn pod_manager(
         &self,
         conditions: NodeConditions,
+        records: &[(PodUid, PodRecord)],
     ) -> (PodManager, mpsc::Receiver<SourceMessage>) {
-        let (sources, kinds) = self.start_sources();
+        let (sources, kinds) = self.start_sources(records);
         let admission = NodeAdmission::new(
             (*self.ctx.node.settings).clone(),
             &self.args.labels(),
@@ -36,7 +40,10 @@ impl Agent {
         (manager, sources)
     }
 
-    fn start_sources(&self) -> (mpsc::Receiver<SourceMessage>, Vec<SourceKind>) {
+    fn start_sources(
+        &self,
+        records: &[(PodUid, PodRecord)],
+    ) -> (mpsc::Receiver<SourceMessage>, Vec<SourceKind>) {
         let (args, stop) = (&self.args, &self.stop);
         let node = &self.ctx.node.settings.node_name;
         let (tx, rx) = mpsc::channel(pod_sync_sources::SOURCE_QUEUE);
@@ -44,7 +51,7 @@ impl Agent {
         if let Some(path) = &args.manifests {
             kinds.push(SourceKind::File);
             // Blocks: there is no pod before the start.
-            let uids = StaticPodUids::open(&args.root_dir);
+            let uids = StaticPodUids::open(&args.root_dir, recorded(records, "file"));
             let run = pod_sync_sources::file::run(
                 ManifestReader::new(path.clone(), node.clone(), uids),
                 Some(Arc::new(self.ctx.runtime.calls.clone())),
@@ -66,6 +73,7 @@ impl Agent {
                 args.http_check_frequency,
                 Transport::system(),
                 Some(Arc::new(self.ctx.runtime.calls.clone())),
+                recorded(records, "http"),
                 tx.clone(),
                 stop.clone(),
             );
@@ -85,4 +93,12 @@ impl Agent {
         }
         (rx, kinds)
     }
+}
+
+/// Returns the pods of a source in the records, as its annotation names it.
+fn recorded(records: &[(PodUid, PodRecord)], source: &str) -> Vec<StaticSandbox> {
+    let of_source = |(uid, record): &(PodUid, PodRecord)| {
+        StaticSandbox::of_record(uid, record.pod.as_deref()?, record.accepted, source)
+    };
+    records.iter().filter_map(of_source).collect()
 }

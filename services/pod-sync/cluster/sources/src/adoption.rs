@@ -1,9 +1,12 @@
 //! Decides which static pods keep the UID of their sandbox.
 //!
 //! A sandbox whose UID some node agent computes for the manifest ([`crate::kubelet_uid`]) was made from this manifest. The UIDs of other
-//! kubelets cannot be computed. A pod keeps such a UID if its manifest is as the kubelet read it.
+//! kubelets cannot be computed. A pod keeps such a UID if its manifest is as the kubelet read it. The newest sandbox to which one of
+//! both applies counts. Pods in the records of an earlier run show their UIDs without the runtime.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -65,6 +68,26 @@ impl StaticSandbox {
         })
     }
 
+    /// Returns a pod in a record of an earlier run, or `None` if it is not from this source. It has the UID that a pod keeps only if it
+    /// was surely made from the manifest.
+    #[must_use]
+    pub fn of_record(uid: &PodUid, pod: &Pod, accepted: Duration, source: &str) -> Option<Self> {
+        let metadata = &pod.metadata;
+        if metadata.annotations.as_ref()?.get(labels::CONFIG_SOURCE).map(String::as_str) != Some(source) {
+            return None;
+        }
+        Some(Self {
+            id: String::new(),
+            uid: uid.to_string(),
+            name: metadata.name.clone()?,
+            namespace: metadata.namespace.clone()?,
+            created_unix_ns: i64::try_from(accepted.as_nanos()).unwrap_or(i64::MAX),
+            config_hash: String::new(),
+            seen: None,
+            containers: Vec::new(),
+        })
+    }
+
     fn is_of(&self, pod: &Pod) -> bool {
         let metadata = &pod.metadata;
         Some(&self.name) == metadata.name.as_ref() && Some(&self.namespace) == metadata.namespace.as_ref()
@@ -111,8 +134,9 @@ pub fn version_of_kubelet<'a>(
     made.max_by_key(|(created, _)| *created).map(|(_, version)| version)
 }
 
-/// Returns the UID that a static pod from a file keeps: that of a sandbox that was surely made from the manifest, or else that of a
-/// kubelet if the manifest is as the kubelet read it. The pod has its final name and namespace.
+/// Returns the UID that a static pod from a file keeps: that of the newest sandbox that was surely made from the manifest, or that a
+/// kubelet made if the manifest is as the kubelet read it. Of the other sandboxes of kubelets only the newest one counts. The pod has its
+/// final name and namespace.
 #[must_use]
 pub fn adopted_uid(
     pod: &Pod,
@@ -120,16 +144,19 @@ pub fn adopted_uid(
     times: FileTimes,
     sandboxes: &[StaticSandbox],
 ) -> Option<PodUid> {
-    if let Some(made) = made_uid(pod, computed, sandboxes) {
-        return Some(made);
-    }
+    let mut of_pod: Vec<_> = sandboxes.iter().filter(|sandbox| sandbox.is_of(pod)).collect();
+    of_pod.sort_by_key(|sandbox| Reverse(sandbox.created_unix_ns));
     // A UID of the manifest is no hash.
-    let newest = sandboxes
-        .iter()
-        .filter(|sandbox| sandbox.is_of(pod) && sandbox.config_hash == sandbox.uid)
-        .max_by_key(|sandbox| sandbox.created_unix_ns)?;
-    let is_unchanged = newest.seen.is_some_and(|seen| times.modified < seen && times.changed < seen);
-    if is_unchanged && has_containers_of(newest, pod) { PodUid::parse(&newest.uid).ok() } else { None }
+    let is_of_other =
+        |sandbox: &&StaticSandbox| !computed.has(&sandbox.uid) && sandbox.config_hash == sandbox.uid;
+    let newest_of_other = of_pod.iter().copied().find(is_of_other);
+    let unchanged = newest_of_other.filter(|sandbox| {
+        let is_unchanged = sandbox.seen.is_some_and(|seen| times.modified < seen && times.changed < seen);
+        is_unchanged && has_containers_of(sandbox, pod)
+    });
+    let kept =
+        of_pod.into_iter().find(|sandbox| computed.has(&sandbox.uid) || Some(*sandbox) == unchanged)?;
+    PodUid::parse(&kept.uid).ok()
 }
 
 // Containers that the manifest does not name have no definition to compare.
@@ -236,7 +263,7 @@ mod tests {
     #[test]
     fn a_pod_keeps_the_uid_of_a_kubelet_only_if_each_condition_holds() {
         type Change = fn(&mut Case);
-        let cases: [(&str, Change, Option<&str>); 25] = [
+        let cases: [(&str, Change, Option<&str>); 28] = [
             ("as the kubelet left it", |_| {}, Some(KUBELETS)),
             ("no container is left", |c| c.containers.clear(), Some(KUBELETS)),
             (
@@ -252,9 +279,23 @@ mod tests {
             ("no source", |c| drop(c.sandboxes[0].annotations.remove(labels::CONFIG_SOURCE)), None),
             ("a fixed UID", |c| annotate(&mut c.sandboxes[0], labels::CONFIG_HASH, "another"), None),
             ("an invalid UID", |c| c.sandboxes = vec![sandbox("../etc", 5)], None),
-            ("made from the manifest", |c| c.sandboxes.push(sandbox(NEWEST, 4)), Some(NEWEST)),
-            ("made by an older kubelet", |c| c.sandboxes.push(sandbox("1.35", 4)), Some("1.35")),
-            ("made by a former Quintlet", |c| c.sandboxes.push(sandbox("former", 4)), Some("former")),
+            ("made from the manifest", |c| c.sandboxes.push(sandbox(NEWEST, 6)), Some(NEWEST)),
+            ("made by an older kubelet", |c| c.sandboxes.push(sandbox("1.35", 6)), Some("1.35")),
+            ("made by a former Quintlet", |c| c.sandboxes.push(sandbox("former", 6)), Some("former")),
+            ("made before it by an older kubelet", |c| c.sandboxes.push(sandbox("1.35", 4)), Some(KUBELETS)),
+            (
+                "made before it by a former Quintlet",
+                |c| c.sandboxes.push(sandbox("former", 4)),
+                Some(KUBELETS),
+            ),
+            (
+                "made before a pod of a kubelet that the manifest does not have",
+                |c| {
+                    c.times.modified = Timestamp::MAX;
+                    c.sandboxes.push(sandbox("1.35", 4));
+                },
+                Some("1.35"),
+            ),
             (
                 "the newest that was made from the manifest",
                 |c| c.sandboxes.extend([sandbox("1.36", 8), sandbox(NEWEST, 9), sandbox("former", 7)]),
@@ -312,6 +353,22 @@ mod tests {
         annotate(&mut case.sandboxes[0], labels::CONFIG_SEEN, "2026-11-29T00:00:00Z");
         annotate(&mut case.sandboxes[1], labels::CONFIG_SEEN, "2026-11-28T00:00:00Z");
         assert_eq!(case.adopted(), None);
+    }
+
+    #[test]
+    fn a_record_shows_a_uid_only_if_it_was_made_from_the_manifest_and_has_the_source() {
+        let adopted = |uid: &str, source: &str| {
+            let mut recorded = pod();
+            let annotations = [(labels::CONFIG_SOURCE.to_owned(), "file".to_owned())].into();
+            recorded.metadata.annotations = Some(annotations);
+            let uid = PodUid::parse(uid).unwrap();
+            let record = StaticSandbox::of_record(&uid, &recorded, Duration::from_secs(1), source)?;
+            let before = FileTimes { modified: Timestamp::MIN, changed: Timestamp::MIN };
+            adopted_uid(&pod(), &computed(), before, &[record]).map(|uid| uid.to_string())
+        };
+        assert_eq!(adopted("former", "file").as_deref(), Some("former"));
+        assert_eq!(adopted("former", "http"), None);
+        assert_eq!(adopted(KUBELETS, "file"), None);
     }
 
     #[test]

@@ -1,4 +1,7 @@
 //! Sets the defaults of a pod (`pkg/apis/core/v1: SetObjectDefaults_Pod`).
+//!
+//! The pod with these defaults is hashed for the UIDs of static pods ([`crate::kubelet_uid`]). Another default changes the UIDs of all
+//! pods that have it, so that running ones are recreated and `quintlet-static-pod-uids` no longer has them.
 
 use std::collections::BTreeMap;
 

@@ -452,9 +452,10 @@ mod tests {
             seen: Some(seen),
             containers: Vec::new(),
         };
-        let mut reader = ManifestReader::new(dir.to_owned(), "n".to_owned(), StaticPodUids::open(root));
+        let mut reader =
+            ManifestReader::new(dir.to_owned(), "n".to_owned(), StaticPodUids::open(root, Vec::new()));
         let (_, pods) = reader.undecided().expect("a pod to decide on");
-        reader.uids.set_sandboxes(vec![sandbox], &pods);
+        reader.uids.set_sandboxes(Some(vec![sandbox]), &pods);
         let SourceEvent::Snapshot(snapshot) = reader.read(ReadTrigger::Period) else { panic!("no snapshot") };
         assert!(reader.undecided().is_none(), "it is decided");
         let metadata = &snapshot.pods[0].metadata;

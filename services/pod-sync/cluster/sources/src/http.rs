@@ -21,7 +21,7 @@ use super::proxy::{Proxies, ProxyConnector};
 use super::static_uids::{SandboxListing, UNDECIDED_WAIT, list_sandboxes};
 use super::{MAX_MANIFEST, Snapshot, SourceEvent, SourceSender};
 use pod_sync_layout::{ManifestProblem, SourceKind};
-use quintlet_kit::redirect;
+use quintlet_kit::{redirect, task};
 use quintlet_model::ids::PodUid;
 
 /// Timeout of a request (`pkg/kubelet/config: NewSourceURL`).
@@ -70,49 +70,71 @@ pub struct ManifestUrl {
     pub node: String,
 }
 
+impl ManifestUrl {
+    fn origin(&self) -> ManifestOrigin<'_> {
+        ManifestOrigin { kind: SourceKind::Http, place: &self.url, node: &self.node }
+    }
+}
+
 /// UIDs of the pods of the URL.
 #[derive(Debug, Default)]
 struct UrlUids {
     /// Sandboxes of pods of a URL at the start. A pod keeps the UID of the one that was surely made from its manifest.
     sandboxes: Vec<StaticSandbox>,
+    /// Pods of a URL in the records of an earlier run, for those without a sandbox.
+    recorded: Vec<StaticSandbox>,
     /// Version of the kubelet whose UIDs the other pods get, if the sandboxes show one.
     kubelet: Option<KubeletVersion>,
 }
 
 impl UrlUids {
-    /// Lists the sandboxes. Pods of this body show the version of the kubelet.
-    async fn list(listing: &Arc<dyn SandboxListing>, body: &[u8], origin: ManifestOrigin<'_>) -> Self {
-        let sandboxes = list_sandboxes(listing, "http", UNDECIDED_WAIT).await;
-        let mut pods = Vec::new();
-        let mut collect = |pod: &Pod, computed: &ComputedUids| {
-            pods.push((pod.clone(), computed.clone()));
-            None
-        };
-        decode::manifest_keeping_uids(body, origin, &mut collect, &mut Snapshot::default());
-        Self { kubelet: version_of_kubelet(&pods, &sandboxes), sandboxes }
+    /// Lists the sandboxes. The pods show the version of the kubelet.
+    async fn list(
+        listing: &Arc<dyn SandboxListing>,
+        recorded: &[StaticSandbox],
+        pods: &[(Pod, ComputedUids)],
+    ) -> Self {
+        let sandboxes = list_sandboxes(listing, "http", UNDECIDED_WAIT).await.unwrap_or_default();
+        let kubelet = version_of_kubelet(pods, &sandboxes).or_else(|| version_of_kubelet(pods, recorded));
+        Self { sandboxes, recorded: recorded.to_vec(), kubelet }
     }
 
     fn uid(&self, pod: &Pod, computed: &ComputedUids) -> Option<PodUid> {
-        made_uid(pod, computed, &self.sandboxes).or_else(|| {
+        let made = |sandboxes: &[StaticSandbox]| made_uid(pod, computed, sandboxes);
+        made(&self.sandboxes).or_else(|| made(&self.recorded)).or_else(|| {
             PodUid::parse(computed.of_kubelet(self.kubelet.unwrap_or(KubeletVersion::NEWEST))).ok()
         })
     }
 }
 
+/// Returns the pods of a body without a UID of their own; none if the body has a problem.
+fn undecided(body: &[u8], origin: ManifestOrigin<'_>) -> Vec<(Pod, ComputedUids)> {
+    let mut pods = Vec::new();
+    let mut collect = |pod: &Pod, computed: &ComputedUids| {
+        pods.push((pod.clone(), computed.clone()));
+        None
+    };
+    let mut snapshot = Snapshot::default();
+    decode::manifest_keeping_uids(body, origin, &mut collect, &mut snapshot);
+    if snapshot.problems.is_empty() { pods } else { Vec::new() }
+}
+
 /// Fetches the manifests every `period` until `stop`. A failed request or an invalid body changes only the reported problems. The
-/// source is ready with the first valid body. `sandboxes` decides which pods keep their UID.
+/// source is ready with the first valid body. `sandboxes` decides which pods keep their UID, and then `recorded`, the pods of a URL in
+/// the records of an earlier run.
 pub async fn run(
     manifests: ManifestUrl,
     period: Duration,
     transport: Transport,
     sandboxes: Option<Arc<dyn SandboxListing>>,
+    recorded: Vec<StaticSandbox>,
     out: SourceSender,
     stop: CancellationToken,
 ) {
-    let ManifestUrl { url, headers, node } = manifests;
-    let origin = ManifestOrigin { kind: SourceKind::Http, place: &url, node: &node };
+    let manifests = Arc::new(manifests);
+    let ManifestUrl { url, headers, .. } = &*manifests;
     let fetcher = Fetcher::new(transport);
-    let mut uids = None;
+    let mut uids: Option<Arc<UrlUids>> = None;
     let mut last: Option<Bytes> = None;
     // Problems of the last body. A failed request adds its own.
     let mut of_body = Vec::new();
@@ -125,7 +147,7 @@ pub async fn run(
             () = stop.cancelled() => return,
             _ = ticks.tick() => {}
         }
-        let update = match fetcher.fetch(&url, &headers).await {
+        let update = match fetcher.fetch(url, headers).await {
             Ok(body) if last.as_ref() == Some(&body) => {
                 if of_fetch.take().is_none() {
                     continue;
@@ -135,11 +157,18 @@ pub async fn run(
             }
             Ok(body) => {
                 if let (None, Some(sandboxes)) = (&uids, &sandboxes) {
-                    let listed = stop.run_until_cancelled(UrlUids::list(sandboxes, &body, origin)).await;
-                    let Some(listed) = listed else { return };
-                    uids = Some(listed);
+                    let (pending, source) = (body.clone(), Arc::clone(&manifests));
+                    let pods = task::blocking(move || undecided(&pending, source.origin())).await;
+                    if !pods.is_empty() {
+                        let listing = UrlUids::list(sandboxes, &recorded, &pods);
+                        let Some(listed) = stop.run_until_cancelled(listing).await else { return };
+                        uids = Some(Arc::new(listed));
+                    }
                 }
-                let update = read(&body, origin, uids.as_ref());
+                // A large body takes long to decode.
+                let (pending, source) = (body.clone(), Arc::clone(&manifests));
+                let known = uids.clone();
+                let update = task::blocking(move || read(&pending, source.origin(), known.as_deref())).await;
                 last = Some(body);
                 of_fetch = None;
                 of_body = update.problems();
@@ -150,7 +179,7 @@ pub async fn run(
                     continue;
                 }
                 tracing::warn!(url, error = message, "failed to read manifest URL");
-                let problems = vec![problem(&url, message.clone())];
+                let problems = vec![problem(url, message.clone())];
                 of_fetch = Some(message);
                 SourceEvent::Problems(problems)
             }
@@ -360,13 +389,17 @@ mod tests {
 
     impl Source {
         fn start(url: &str, tls: ClientConfig) -> Self {
+            Self::start_with(url, tls, None)
+        }
+
+        fn start_with(url: &str, tls: ClientConfig, sandboxes: Option<Arc<dyn SandboxListing>>) -> Self {
             let (tx, received) = mpsc::channel(1);
             let stop = CancellationToken::new();
             let headers = vec![("x-node".to_owned(), "mine".to_owned())];
             let transport = Transport { tls, proxies: Proxies::default() };
             let period = Duration::from_millis(5);
             let manifests = ManifestUrl { url: url.to_owned(), headers, node: "N1".to_owned() };
-            let run = run(manifests, period, transport, None, tx, stop.clone());
+            let run = run(manifests, period, transport, sandboxes, Vec::new(), tx, stop.clone());
             Self { received, stop, task: quintlet_kit::task::spawn("source", run) }
         }
 
@@ -426,6 +459,36 @@ mod tests {
             assert!(problems.iter().all(|p| p.contains(problem)), "{name}: {problems:?}");
         }
         assert!(server.requests().iter().all(|r| r.contains("x-node: mine")));
+        source.end().await;
+    }
+
+    #[derive(Default)]
+    struct CountingListing(Mutex<usize>);
+
+    #[async_trait::async_trait]
+    impl SandboxListing for CountingListing {
+        async fn static_sandboxes(&self, _: &str) -> Result<Vec<StaticSandbox>, String> {
+            let mut calls = self.0.lock();
+            *calls = calls.saturating_add(1);
+            Ok(Vec::new())
+        }
+    }
+
+    #[tokio::test]
+    async fn sandboxes_are_listed_once_a_body_has_a_pod_and_no_problem() {
+        let now = Arc::new(Mutex::new(String::new()));
+        let body = Arc::clone(&now);
+        let server = HttpServer::start(false, move |_| answer(200, "", &body.lock())).await;
+        let listing = Arc::new(CountingListing::default());
+        let sandboxes: Arc<dyn SandboxListing> = Arc::<CountingListing>::clone(&listing);
+        let mut source = Source::start_with(&url(&server), trust(RootCertStore::empty()), Some(sandboxes));
+        for (text, calls) in
+            [(String::new(), 0), (pod("Not_Valid"), 0), (list(&[]), 0), (pod("a"), 1), (pod("b"), 1)]
+        {
+            now.lock().clone_from(&text);
+            let _ = source.next(&text).await;
+            assert_eq!(*listing.0.lock(), calls, "{text}");
+        }
         source.end().await;
     }
 
@@ -494,13 +557,16 @@ mod tests {
             seen: None,
             containers: Vec::new(),
         };
-        for (uid, kubelet, want) in [
-            (older, None, older),
-            (computed.former(), None, computed.former()),
-            ("0123456789abcdef0123456789abcdef", None, computed.newest()),
-            ("0123456789abcdef0123456789abcdef", Some(KubeletVersion::V1_36), older),
+        let other = "0123456789abcdef0123456789abcdef";
+        for (uid, recorded, kubelet, want) in [
+            (older, other, None, older),
+            (older, computed.former(), None, older),
+            (computed.former(), older, None, computed.former()),
+            (other, computed.former(), None, computed.former()),
+            (other, other, None, computed.newest()),
+            (other, other, Some(KubeletVersion::V1_36), older),
         ] {
-            let uids = UrlUids { sandboxes: vec![sandbox(uid)], kubelet };
+            let uids = UrlUids { sandboxes: vec![sandbox(uid)], recorded: vec![sandbox(recorded)], kubelet };
             let SourceEvent::Snapshot(read) = read(pod("web").as_bytes(), origin, Some(&uids)) else {
                 panic!("no snapshot")
             };

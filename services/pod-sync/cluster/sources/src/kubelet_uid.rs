@@ -17,6 +17,8 @@ mod types;
 
 use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
 use pod_sync_layout::SourceKind;
+use quintlet_kit::contain::{Work, contained_now};
+use quintlet_kit::failpoint;
 
 pub use layout::KubeletVersion;
 
@@ -33,7 +35,7 @@ pub struct StaticPod<'a> {
 /// The UIDs that node agents compute for a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ComputedUids {
-    /// UIDs of kubelets, in the order of [`KubeletVersion::ALL`].
+    /// UIDs of kubelets, in the order of [`KubeletVersion::ALL`]. Each is the former one if they cannot be computed.
     kubelets: [String; KubeletVersion::ALL.len()],
     /// The one that Quintlet computed before it computed those of kubelets. Pods that have it keep it.
     former: String,
@@ -43,10 +45,18 @@ impl ComputedUids {
     /// Computes the UIDs.
     #[must_use]
     pub fn of(pod: StaticPod<'_>, origin: ManifestOrigin<'_>) -> Self {
-        Self {
-            kubelets: KubeletVersion::ALL.map(|version| hash(&pod.dump(version), origin)),
-            former: hash(&serde_json::to_string(pod.pod).unwrap_or_default(), origin),
-        }
+        let json = serde_json::to_string(pod.pod).unwrap_or_default();
+        let former = hash(|hash| hash.write(&json), origin);
+        // Without the UIDs of kubelets a running pod may still keep its UID.
+        let kubelets = contained_now(&Work::new("", origin.place), || {
+            failpoint::work!("UIDs computed");
+            KubeletVersion::ALL.map(|version| hash(|hash| pod.dump(version, hash), origin))
+        });
+        let kubelets = kubelets.unwrap_or_else(|panic| {
+            tracing::error!(manifest = origin.place, %panic, "failed to compute the UIDs of kubelets");
+            KubeletVersion::ALL.map(|_| former.clone())
+        });
+        Self { kubelets, former }
     }
 
     /// Returns these UIDs.
@@ -66,13 +76,18 @@ impl ComputedUids {
         }
     }
 
-    /// Returns the UID of the newest version, which identifies the manifest.
+    /// Returns all UIDs, the former one first, and then those of kubelets from the newest to the oldest.
+    pub fn all(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.former).chain(self.kubelets.iter().rev()).map(String::as_str)
+    }
+
+    /// Returns the UID of the newest version.
     #[must_use]
     pub fn newest(&self) -> &str {
         self.of_kubelet(KubeletVersion::NEWEST)
     }
 
-    /// Returns the UID that Quintlet computed formerly.
+    /// Returns the UID that Quintlet computed formerly, which identifies the manifest.
     #[must_use]
     pub fn former(&self) -> &str {
         &self.former
@@ -87,20 +102,21 @@ impl ComputedUids {
     /// Returns the version of the kubelet that computes this UID for the manifest.
     #[must_use]
     pub fn version_of(&self, uid: &str) -> Option<KubeletVersion> {
-        KubeletVersion::ALL.into_iter().find(|version| self.of_kubelet(*version) == uid)
+        KubeletVersion::ALL.into_iter().find(|version| uid != self.former && self.of_kubelet(*version) == uid)
     }
 }
 
 impl StaticPod<'_> {
-    /// Returns the text that a kubelet of this version hashes.
-    fn dump(self, version: KubeletVersion) -> String {
-        dump::dump(&internal::internal(self.pod, self.own_resources, version), version)
+    /// Writes the text that a kubelet of this version hashes.
+    fn dump(self, version: KubeletVersion, out: &mut dyn std::fmt::Write) {
+        dump::dump(&internal::internal(self.pod, self.own_resources, version), version, out);
     }
 }
 
-fn hash(dump: &str, origin: ManifestOrigin<'_>) -> String {
+// Returns the hash of what `dump` writes, and of the origin.
+fn hash(dump: impl FnOnce(&mut Fnv128), origin: ManifestOrigin<'_>) -> String {
     let mut hash = Fnv128::new();
-    hash.write(dump);
+    dump(&mut hash);
     match origin.kind {
         SourceKind::Http => {
             hash.write("url:");
@@ -129,5 +145,12 @@ impl Fnv128 {
             self.0 ^= u128::from(byte);
             self.0 = self.0.wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
         }
+    }
+}
+
+impl std::fmt::Write for Fnv128 {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        self.write(text);
+        Ok(())
     }
 }

@@ -1,8 +1,11 @@
 //! UIDs of static pods from files: computed ones, and those of sandboxes that pods keep.
 //!
 //! The first complete read of the manifests decides ([`crate::adoption`]), for which the sandboxes of the runtime are listed. A file
-//! in the root directory has the decision for each manifest, by its UID of the newest kubelet. So a restart decides alike after the file
-//! of a manifest was touched, and a manifest that is as before again has its UID again.
+//! in the root directory has the decision for each manifest, by the UID that former versions computed for it, so that they can read it.
+//! So a restart decides alike after the file of a manifest was touched, and a manifest that is as before again has its UID again.
+//!
+//! Pods in the records of an earlier run keep their UID without the runtime. If it does not answer, the others are new pods, and
+//! the file does not have them: the next start decides on them.
 //!
 //! New pods get the UID of the kubelet that ran on the node before, as far as sandboxes show its version, or else of the newest one.
 
@@ -21,7 +24,7 @@ use quintlet_model::ids::PodUid;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::adoption::{FileTimes, HashedContainer, StaticSandbox, adopted_uid, version_of_kubelet};
+use crate::adoption::{FileTimes, HashedContainer, StaticSandbox, adopted_uid, made_uid, version_of_kubelet};
 use crate::kubelet_uid::{ComputedUids, KubeletVersion};
 
 /// Name of the file in the root directory. A kubelet ignores it.
@@ -70,8 +73,8 @@ impl SandboxListing for Runtime {
 /// Progress of the decision, which is made once.
 #[derive(Debug)]
 enum AdoptionPhase {
-    /// The manifests were not read completely. The sandboxes are empty until they are listed.
-    Deciding(Vec<StaticSandbox>),
+    /// The manifests were not read completely. There are no sandboxes until they are listed.
+    Deciding(Option<Vec<StaticSandbox>>),
     /// The first snapshot was delivered. Later manifests are new pods.
     Decided,
 }
@@ -82,23 +85,27 @@ pub struct StaticPodUids {
     /// Without it, for tests, nothing is kept.
     file: Option<StateFile>,
     known: KnownUids,
-    /// UIDs that the current read has given out before the decision, by the UID of the newest kubelet.
+    /// Pods of files in the records of an earlier run.
+    recorded: Vec<StaticSandbox>,
+    /// UIDs that the current read has given out before the decision, by the former UID.
     given: BTreeMap<String, PodUid>,
+    /// Former UIDs of manifests on which the sandboxes would have decided.
+    undecided: BTreeSet<String>,
     phase: AdoptionPhase,
 }
 
 /// Content of the file.
 #[derive(Debug, Default)]
 struct KnownUids {
-    /// UIDs by the UID of the newest kubelet. Former versions have written them by the UID that they computed.
+    /// UIDs by a computed UID, as they are written by the former one.
     kept: BTreeMap<String, PodUid>,
-    /// Version of the kubelet whose UIDs new pods get, if the node had a kubelet.
+    /// Version of the kubelet whose UIDs new pods get, if a sandbox has shown one. Sandboxes of Quintlet show it, too.
     kubelet: Option<KubeletVersion>,
 }
 
 impl KnownUids {
     fn kept(&self, computed: &ComputedUids) -> Option<&PodUid> {
-        self.kept.get(computed.newest()).or_else(|| self.kept.get(computed.former()))
+        computed.all().find_map(|uid| self.kept.get(uid))
     }
 
     /// Returns the UID of a pod for which nothing decides.
@@ -119,7 +126,7 @@ enum UidsFileError {
 #[derive(Serialize, Deserialize)]
 struct UidsFile {
     version: u32,
-    /// UIDs by computed UID.
+    /// UIDs by former UID. Some versions have written them by the UID of the newest kubelet.
     uids: BTreeMap<String, String>,
     /// Minor version of the kubelet whose UIDs new pods get.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -127,12 +134,18 @@ struct UidsFile {
 }
 
 impl StaticPodUids {
-    /// Reads the file in the root directory. Blocks.
+    /// Reads the file in the root directory. `recorded` are the pods of files in the records of an earlier run. Blocks.
     #[must_use]
-    pub fn open(root_dir: &Path) -> Self {
+    pub fn open(root_dir: &Path, recorded: Vec<StaticSandbox>) -> Self {
         let (file, known) = StateFile::open(root_dir.join(FILE), decode);
-        let phase = AdoptionPhase::Deciding(Vec::new());
-        Self { file: Some(file), known, given: BTreeMap::new(), phase }
+        Self {
+            file: Some(file),
+            known,
+            recorded,
+            given: BTreeMap::new(),
+            undecided: BTreeSet::new(),
+            phase: AdoptionPhase::Deciding(None),
+        }
     }
 
     /// Returns UIDs without a file and without a kubelet before.
@@ -141,7 +154,9 @@ impl StaticPodUids {
         Self {
             file: None,
             known: KnownUids::default(),
+            recorded: Vec::new(),
             given: BTreeMap::new(),
+            undecided: BTreeSet::new(),
             phase: AdoptionPhase::Decided,
         }
     }
@@ -162,11 +177,13 @@ impl StaticPodUids {
         Some(if is_decided { DECIDED_WAIT } else { UNDECIDED_WAIT })
     }
 
-    /// Sets the sandboxes that decide. Those of the pods show the version of the kubelet.
-    pub fn set_sandboxes(&mut self, listed: Vec<StaticSandbox>, pods: &[(Pod, ComputedUids)]) {
+    /// Sets the sandboxes that decide, or `None` if they cannot be listed. Those of the pods show the version of the kubelet.
+    pub fn set_sandboxes(&mut self, listed: Option<Vec<StaticSandbox>>, pods: &[(Pod, ComputedUids)]) {
         let AdoptionPhase::Deciding(sandboxes) = &mut self.phase else { return };
+        let shown = version_of_kubelet(pods, listed.as_deref().unwrap_or_default());
+        let recorded = || version_of_kubelet(pods, &self.recorded);
+        self.known.kubelet = shown.or(self.known.kubelet).or_else(recorded);
         *sandboxes = listed;
-        self.known.kubelet = version_of_kubelet(pods, sandboxes).or(self.known.kubelet);
     }
 
     /// Returns the UID of a pod, unless it is that of the newest kubelet.
@@ -176,15 +193,21 @@ impl StaticPodUids {
             return kept.or_else(|| self.known.of_new(computed));
         };
         let is_free = |uid: &PodUid| {
-            !self.given.iter().any(|(of_other, given)| of_other != computed.newest() && given == uid)
+            !self.given.iter().any(|(of_other, given)| of_other != computed.former() && given == uid)
         };
-        let adopted = adopted_uid(pod, computed, times, sandboxes).filter(is_free);
-        let given = adopted.or_else(|| kept.clone()).or_else(|| self.known.of_new(computed))?;
+        let listed = sandboxes.as_deref().unwrap_or_default();
+        let adopted = adopted_uid(pod, computed, times, listed).filter(is_free);
+        let recorded = || made_uid(pod, computed, &self.recorded).filter(is_free);
+        let decided = adopted.or_else(|| kept.clone()).or_else(recorded);
+        if decided.is_none() && sandboxes.is_none() {
+            self.undecided.insert(computed.former().to_owned());
+        }
+        let given = decided.or_else(|| self.known.of_new(computed))?;
         if kept.as_ref() != Some(&given) && computed.version_of(given.as_str()).is_none() {
             let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
             tracing::info!(namespace, pod = name, pod.uid = %given, "keeping the UID of a static pod");
         }
-        self.given.insert(computed.newest().to_owned(), given.clone());
+        self.given.insert(computed.former().to_owned(), given.clone());
         Some(given)
     }
 
@@ -199,6 +222,8 @@ impl StaticPodUids {
         if is_whole {
             self.known.kept.clear();
         }
+        let undecided = std::mem::take(&mut self.undecided);
+        self.given.retain(|former, _| !undecided.contains(former));
         self.known.kept.append(&mut self.given);
         let Some(file) = &mut self.file else { return };
         if self.known.kept.is_empty() && file.has(b"") {
@@ -230,23 +255,23 @@ fn decode(bytes: &[u8]) -> Result<KnownUids, UidsFileError> {
     })
 }
 
-/// Lists the sandboxes of a source, with repeats. Returns none if the runtime did not answer within `wait`.
+/// Lists the sandboxes of a source, with repeats. Returns `None` if the runtime did not answer within `wait`.
 pub async fn list_sandboxes(
     listing: &Arc<dyn SandboxListing>,
     source: &str,
     wait: Duration,
-) -> Vec<StaticSandbox> {
+) -> Option<Vec<StaticSandbox>> {
     let until = deadline_after(Instant::now(), wait);
     let mut last = String::from("no answer");
     loop {
         match tokio::time::timeout_at(until, listing.static_sandboxes(source)).await {
-            Ok(Ok(sandboxes)) => return sandboxes,
+            Ok(Ok(sandboxes)) => return Some(sandboxes),
             Ok(Err(error)) => last = error,
             Err(_) => {}
         }
         if deadline_after(Instant::now(), RETRY) >= until {
             tracing::warn!(error = last, "failed to list sandboxes, not keeping their UIDs");
-            return Vec::new();
+            return None;
         }
         tokio::time::sleep(RETRY).await;
     }
@@ -294,9 +319,17 @@ mod tests {
         computed: &[&str],
         times: FileTimes,
     ) -> (StaticPodUids, Vec<Option<String>>) {
-        let mut uids = StaticPodUids::open(root);
+        started_with(StaticPodUids::open(root, Vec::new()), Some(listed), computed, times)
+    }
+
+    fn started_with(
+        mut uids: StaticPodUids,
+        listed: Option<&[StaticSandbox]>,
+        computed: &[&str],
+        times: FileTimes,
+    ) -> (StaticPodUids, Vec<Option<String>>) {
         let pods: Vec<_> = computed.iter().map(|newest| (pod(), uids_of(newest))).collect();
-        uids.set_sandboxes(listed.to_vec(), &pods);
+        uids.set_sandboxes(listed.map(<[_]>::to_vec), &pods);
         let kept =
             pods.iter().map(|(pod, computed)| uids.kept_uid(pod, computed, times).map(|uid| uid.to_string()));
         let kept = kept.collect();
@@ -343,7 +376,7 @@ mod tests {
     fn the_uid_of_a_manifest_that_is_gone_is_dropped_unless_a_file_was_not_read() {
         let root = tempfile::tempdir().unwrap();
         let _ = started(root.path(), &[sandbox("k1", 1)], &["own"], BEFORE);
-        let mut partial = StaticPodUids::open(root.path());
+        let mut partial = StaticPodUids::open(root.path(), Vec::new());
         partial.decided(false);
         assert_eq!(started(root.path(), &[], &["own"], BEFORE).1, [text("k1")]);
         assert_eq!(started(root.path(), &[], &["other"], BEFORE).1, [text("other")]);
@@ -364,6 +397,38 @@ mod tests {
         // Without the file, the sandbox has the UID.
         std::fs::remove_file(root.path().join(FILE)).unwrap();
         assert_eq!(started(root.path(), &[sandbox("a-former", 1)], &["a"], TOUCHED).1, [text("a-former")]);
+    }
+
+    #[test]
+    fn a_former_version_reads_the_file_and_each_computed_uid_finds_an_entry() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join(FILE);
+        let _ = started(root.path(), &[sandbox("k1", 1)], &["a"], BEFORE);
+        let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(written, serde_json::json!({"version": 1, "uids": {"a-former": "k1"}}));
+        for key in ["a-former", "a", "a-1.36", "a-1.35"] {
+            std::fs::write(&path, format!(r#"{{"version":1,"uids":{{"{key}":"k1"}}}}"#)).unwrap();
+            assert_eq!(started(root.path(), &[], &["a"], TOUCHED).1, [text("k1")], "{key}");
+        }
+    }
+
+    #[test]
+    fn without_an_answer_of_the_runtime_records_decide_and_other_pods_stay_undecided() {
+        let root = tempfile::tempdir().unwrap();
+        let open = || StaticPodUids::open(root.path(), vec![sandbox("a-former", 1), sandbox("b-1.36", 2)]);
+        let manifests = ["a", "b", "c"];
+        let (mut uids, kept) = started_with(open(), None, &manifests, TOUCHED);
+        assert_eq!(kept, [text("a-former"), text("b-1.36"), text("c-1.36")]);
+        for (newest, want) in [("a", "a-former"), ("b", "b-1.36"), ("c", "c-1.36")] {
+            let later = uids.kept_uid(&pod(), &uids_of(newest), TOUCHED).map(|uid| uid.to_string());
+            assert_eq!(later, text(want), "later reads give the same UID");
+        }
+        let written: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(root.path().join(FILE)).unwrap()).unwrap();
+        assert_eq!(written["uids"], serde_json::json!({"a-former": "a-former", "b-former": "b-1.36"}));
+        let listed = [sandbox("c-1.35", 1)];
+        let kept = started_with(open(), Some(&listed), &manifests, TOUCHED).1;
+        assert_eq!(kept, [text("a-former"), text("b-1.36"), text("c-1.35")], "the next start decides");
     }
 
     #[test]
@@ -397,10 +462,10 @@ mod tests {
             let pods: Vec<_> = computed.iter().map(|newest| (pod(), uids_of(newest))).collect();
             uids.sandbox_wait(&pods)
         };
-        let new = StaticPodUids::open(root.path());
+        let new = StaticPodUids::open(root.path(), Vec::new());
         assert_eq!((wait(&new, &[]), wait(&new, &["own"])), (None, Some(UNDECIDED_WAIT)));
         let _ = started(root.path(), &[], &["own"], BEFORE);
-        let known = StaticPodUids::open(root.path());
+        let known = StaticPodUids::open(root.path(), Vec::new());
         assert_eq!(wait(&known, &["own"]), Some(DECIDED_WAIT));
         assert_eq!(wait(&known, &["own", "new"]), Some(UNDECIDED_WAIT));
     }
@@ -433,10 +498,10 @@ mod tests {
         let began = Instant::now();
         let after =
             |failures| Arc::new(Failing { failures: Mutex::new(failures) }) as Arc<dyn SandboxListing>;
-        assert_eq!(list_sandboxes(&after(20), "file", UNDECIDED_WAIT).await, [sandbox("k1", 1)]);
+        assert_eq!(list_sandboxes(&after(20), "file", UNDECIDED_WAIT).await, Some(vec![sandbox("k1", 1)]));
         assert!(began.elapsed() < UNDECIDED_WAIT);
         let began = Instant::now();
-        assert_eq!(list_sandboxes(&after(u32::MAX), "file", UNDECIDED_WAIT).await, []);
+        assert_eq!(list_sandboxes(&after(u32::MAX), "file", UNDECIDED_WAIT).await, None);
         assert!(began.elapsed() <= UNDECIDED_WAIT, "{:?}", began.elapsed());
     }
 }

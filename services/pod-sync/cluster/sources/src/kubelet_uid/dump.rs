@@ -7,7 +7,7 @@
 //! - A pointer is the type with `*` and the value. Absent pointers, lists and maps are `<nil>`.
 //! - A text is written as it is, without quotes.
 
-use std::fmt::Write as _;
+use std::fmt::Write;
 
 use serde_json::{Map, Value};
 
@@ -18,27 +18,30 @@ use super::types::find;
 /// The text of an absent pointer, list or map.
 const NIL: &str = "<nil>";
 
-/// Returns the dump of an internal pod: its JSON, in the shape that [`super::internal`] makes.
-pub(super) fn dump(pod: &Map<String, Value>, version: KubeletVersion) -> String {
-    let mut dumper = Dumper { out: String::new(), version };
-    dumper.out.push_str("(*core.Pod)");
+/// Writes the dump of an internal pod: its JSON, in the shape that [`super::internal`] makes. `out` returns no error.
+pub(super) fn dump(pod: &Map<String, Value>, version: KubeletVersion, out: &mut dyn Write) {
+    let mut dumper = Dumper { out, version };
+    dumper.text("(*core.Pod)");
     if let Some(structure) = find("core.Pod", version) {
         dumper.structure(structure, pod);
     }
-    dumper.out
 }
 
-struct Dumper {
-    out: String,
+struct Dumper<'a> {
+    out: &'a mut dyn Write,
     version: KubeletVersion,
 }
 
-impl Dumper {
+impl Dumper<'_> {
+    fn text(&mut self, text: &str) {
+        let _ = self.out.write_str(text);
+    }
+
     fn structure(&mut self, structure: &Structure, object: &Map<String, Value>) {
-        self.out.push('{');
+        self.text("{");
         for (index, field) in structure.fields(self.version).enumerate() {
             if index > 0 {
-                self.out.push(' ');
+                self.text(" ");
             }
             let _ = write!(self.out, "{}:({})", field.name, field.go_type);
             match (field.key, find(field.go_type, self.version)) {
@@ -46,14 +49,14 @@ impl Dumper {
                 _ => self.value(field.go_type, object.get(field.key)),
             }
         }
-        self.out.push('}');
+        self.text("}");
     }
 
     // Writes a value without its type.
     fn value(&mut self, go_type: &str, value: Option<&Value>) {
         let value = value.filter(|value| !value.is_null());
         if let Some(pointed) = go_type.strip_prefix('*') {
-            return if value.is_some() { self.value(pointed, value) } else { self.out.push_str(NIL) };
+            return if value.is_some() { self.value(pointed, value) } else { self.text(NIL) };
         }
         if let Some(element) = go_type.strip_prefix("[]") {
             return self.list(element, value.and_then(Value::as_array));
@@ -78,31 +81,31 @@ impl Dumper {
     }
 
     fn list(&mut self, element: &str, values: Option<&Vec<Value>>) {
-        let Some(values) = values else { return self.out.push_str(NIL) };
-        self.out.push('[');
+        let Some(values) = values else { return self.text(NIL) };
+        self.text("[");
         for (index, value) in values.iter().enumerate() {
             if index > 0 {
-                self.out.push(' ');
+                self.text(" ");
             }
             self.value(element, Some(value));
         }
-        self.out.push(']');
+        self.text("]");
     }
 
     fn map(&mut self, values: Option<&Map<String, Value>>, write: impl Fn(&mut Self, &Value)) {
-        let Some(values) = values else { return self.out.push_str(NIL) };
+        let Some(values) = values else { return self.text(NIL) };
         let mut sorted: Vec<_> = values.iter().collect();
         sorted.sort_unstable_by_key(|(key, _)| key.as_bytes());
-        self.out.push_str("map[");
+        self.text("map[");
         for (index, (key, value)) in sorted.into_iter().enumerate() {
             if index > 0 {
-                self.out.push(' ');
+                self.text(" ");
             }
-            self.out.push_str(key);
-            self.out.push(':');
+            self.text(key);
+            self.text(":");
             write(self, value);
         }
-        self.out.push(']');
+        self.text("]");
     }
 
     fn resource(&mut self, value: &Value) {
@@ -121,7 +124,7 @@ impl Dumper {
             Some(text) => GoQuantity::parse(text.as_str().unwrap_or_default()),
         };
         match quantity.and_then(change) {
-            Ok(quantity) => quantity.dump(&mut self.out),
+            Ok(quantity) => quantity.dump(self.out),
             // A kubelet rejects the manifest, or has a number that no node has.
             Err(NoQuantity) => {
                 let _ = write!(self.out, "{}", value.unwrap_or(&Value::Null));

@@ -181,49 +181,106 @@ fn sums(pod: &Pod, select: impl Fn(&ResourceRequirements) -> &Resources) -> BTre
     let list = |container: &Container| {
         container.resources.as_ref().and_then(|r| select(r).clone()).unwrap_or_default()
     };
-    let mut sums = Sums::new();
-    for container in containers {
-        add(&mut sums, list(container));
+    let mut sums: BTreeMap<String, Added> = BTreeMap::new();
+    for (name, quantity) in containers.iter().flat_map(list) {
+        sums.entry(name).or_default().add(quantity.0);
     }
-    let (mut sidecars, mut largest) = (Sums::new(), Sums::new());
+    let mut sidecars: BTreeMap<String, Added> = BTreeMap::new();
+    let mut largest: BTreeMap<String, Needed> = BTreeMap::new();
     for container in init {
-        if container.restart_policy.as_deref() == Some("Always") {
-            add(&mut sums, list(container));
-            add(&mut sidecars, list(container));
-            raise(&mut largest, &sidecars);
-        } else {
-            let mut needed = Sums::new();
-            add(&mut needed, list(container));
-            for (name, texts) in &sidecars {
-                needed.entry(name.clone()).or_default().extend(texts.iter().cloned());
+        let is_sidecar = container.restart_policy.as_deref() == Some("Always");
+        // What is needed of other resources is not larger than before.
+        for (name, quantity) in list(container) {
+            let of_sidecars = sidecars.entry(name.clone()).or_default();
+            let needed = if is_sidecar {
+                sums.entry(name.clone()).or_default().add(quantity.0.clone());
+                of_sidecars.add(quantity.0);
+                Needed { own: None, sidecars: of_sidecars.texts.len(), total: of_sidecars.total.clone() }
+            } else {
+                let mut total = Added::default();
+                total.add(quantity.0.clone());
+                total.add_total(&of_sidecars.total);
+                Needed { own: Some(quantity.0), sidecars: of_sidecars.texts.len(), total: total.total }
+            };
+            if largest.get(&name).is_none_or(|before| exceeds(&needed.total, &before.total)) {
+                largest.insert(name, needed);
             }
-            raise(&mut largest, &needed);
         }
     }
-    raise(&mut sums, &largest);
-    sums.into_iter().map(|(name, texts)| (name, texts.into())).collect()
-}
-
-/// For each resource the texts of the quantities that are added, in order.
-type Sums = BTreeMap<String, Vec<String>>;
-
-fn add(sums: &mut Sums, list: BTreeMap<String, Quantity>) {
-    for (name, quantity) in list {
-        sums.entry(name).or_default().push(quantity.0);
-    }
-}
-
-/// Replaces smaller sums by larger ones.
-fn raise(sums: &mut Sums, others: &Sums) {
-    for (name, other) in others {
-        let is_larger = sums.get(name).is_none_or(|sum| exceeds(other, sum).unwrap_or(false));
-        if is_larger {
-            sums.insert(name.clone(), other.clone());
+    for (name, needed) in largest {
+        if sums.get(&name).is_none_or(|sum| exceeds(&needed.total, &sum.total)) {
+            let of_sidecars = sidecars.remove(&name).unwrap_or_default().texts;
+            let texts = needed.own.into_iter().chain(of_sidecars.into_iter().take(needed.sidecars)).collect();
+            sums.insert(name, Added { texts, total: needed.total });
         }
     }
+    sums.into_iter().map(|(name, sum)| (name, sum.texts.into())).collect()
 }
 
-fn exceeds(first: &[String], second: &[String]) -> Result<bool, NoQuantity> {
-    let sum = |texts: &[String]| GoQuantity::sum(texts.iter().map(String::as_str));
-    sum(first)?.exceeds(&sum(second)?)
+/// A sum of quantities; `None` if nothing was added.
+type Total = Option<Result<GoQuantity, NoQuantity>>;
+
+/// Quantities of a resource in the order in which they are added. The sum is that so far, so that no text is parsed again.
+#[derive(Default)]
+struct Added {
+    texts: Vec<String>,
+    total: Total,
+}
+
+impl Added {
+    fn add(&mut self, text: String) {
+        self.add_total(&Some(GoQuantity::parse(&text)));
+        self.texts.push(text);
+    }
+
+    fn add_total(&mut self, other: &Total) {
+        let Some(other) = other else { return };
+        self.total = Some(match self.total.take() {
+            None => other.clone(),
+            Some(total) => total.and_then(|total| total.plus(other.as_ref().map_err(|error| *error)?)),
+        });
+    }
+}
+
+/// Counts the quantities of a resource that an init container and the sidecars before it need together.
+struct Needed {
+    /// The quantity of the container unless it is a sidecar.
+    own: Option<String>,
+    /// Number of quantities of sidecars.
+    sidecars: usize,
+    total: Total,
+}
+
+fn exceeds(first: &Total, second: &Total) -> bool {
+    let (Some(Ok(first)), Some(Ok(second))) = (first, second) else { return false };
+    first.exceeds(second).unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::quantity::PARSED;
+    use super::*;
+
+    #[test]
+    fn sums_of_many_init_containers_parse_each_quantity_a_few_times() {
+        const COUNT: usize = 2000;
+        let container = |index: usize| {
+            let limits = json!({"hugepages-2Mi": "2Mi", (format!("hugepages-{index}Ki")): "1Mi"});
+            let policy = if index.is_multiple_of(2) { json!("Always") } else { Value::Null };
+            let name = format!("i{index}");
+            json!({"name": name, "restartPolicy": policy, "resources": {"limits": limits}})
+        };
+        let init: Vec<Value> = (0..COUNT).map(container).collect();
+        let own = json!({"limits": {"cpu": "1"}});
+        let pod = json!({"metadata": {"name": "web"}, "spec": {"initContainers": init, "containers": []}});
+        let (pod, own) = (serde_json::from_value(pod).unwrap(), serde_json::from_value(own).unwrap());
+        let before = PARSED.get();
+        let internal = internal(&pod, Some(&own), KubeletVersion::NEWEST);
+        let parsed = PARSED.get().checked_sub(before).unwrap();
+        assert!(parsed <= 5 * COUNT, "{parsed}");
+        let limits = &internal["spec"]["resources"]["limits"];
+        // All sidecars, and the last container, which is none.
+        assert_eq!(limits["hugepages-2Mi"].as_array().unwrap().len(), COUNT / 2 + 1);
+        assert_eq!(limits.as_object().unwrap().len(), COUNT + 2);
+    }
 }

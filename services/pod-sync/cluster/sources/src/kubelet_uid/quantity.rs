@@ -3,7 +3,7 @@
 //! A quantity is a 64-bit integer with a decimal scale, or else a decimal number of any size. It may have its text. Which of them it has
 //! depends on how it was written and computed, not only on its value.
 
-use std::fmt::Write as _;
+use std::fmt::Write;
 
 /// Smallest exponent of a parsed quantity.
 const NANO: i32 = -9;
@@ -13,6 +13,12 @@ const MILLI: i32 = -3;
 /// The text of a quantity cannot be parsed, or it does not fit into 128 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NoQuantity;
+
+#[cfg(test)]
+thread_local! {
+    /// Number of texts that this thread has parsed.
+    pub(super) static PARSED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct GoQuantity {
@@ -66,6 +72,8 @@ impl GoQuantity {
 
     /// Parses a quantity (`apimachinery/pkg/api/resource: ParseQuantity`).
     pub(super) fn parse(text: &str) -> Result<Self, NoQuantity> {
+        #[cfg(test)]
+        PARSED.set(PARSED.get().saturating_add(1));
         let text = text.trim();
         let zero = Amount::Int { value: 0, scale: 0 };
         if text == "0" {
@@ -104,7 +112,8 @@ impl GoQuantity {
         parsed.try_fold(first, |sum, next| sum.plus(&next?))
     }
 
-    fn plus(mut self, other: &Self) -> Result<Self, NoQuantity> {
+    /// Returns the sum of two quantities, without a text.
+    pub(super) fn plus(mut self, other: &Self) -> Result<Self, NoQuantity> {
         self.text.clear();
         if self.decimal().unscaled == 0 {
             self.format = other.format;
@@ -140,7 +149,7 @@ impl GoQuantity {
     }
 
     /// Writes the fields as a dump does, without the type.
-    pub(super) fn dump(&self, out: &mut String) {
+    pub(super) fn dump(&self, out: &mut dyn Write) {
         let (value, scale, decimal) = match self.amount {
             Amount::Int { value, scale } => (value, scale, None),
             Amount::Dec(decimal) => (0, 0, Some(decimal)),
@@ -151,14 +160,16 @@ impl GoQuantity {
             Format::BinarySi => "BinarySI",
             Format::DecimalSi => "DecimalSI",
         };
-        // Writing into a string does not fail.
+        // Neither a text nor a hash returns an error.
         let _ = write!(
             out,
             "{{i:(resource.int64Amount){{value:(int64){value} scale:(resource.Scale){scale}}} \
              d:(resource.infDecAmount){{Dec:(*inf.Dec)"
         );
         match decimal {
-            None => out.push_str("<nil>"),
+            None => {
+                let _ = out.write_str("<nil>");
+            }
             Some(Decimal { unscaled, scale }) => {
                 let _ = write!(out, "{{unscaled:(big.Int){{neg:(bool){} abs:(big.nat)[", unscaled < 0);
                 words(unscaled.unsigned_abs(), out);
@@ -170,7 +181,7 @@ impl GoQuantity {
 }
 
 /// Writes the 64-bit words of a number, the lowest first.
-fn words(mut number: u128, out: &mut String) {
+fn words(mut number: u128, out: &mut dyn Write) {
     let mut separator = "";
     while number > 0 {
         let _ = write!(out, "{separator}{}", number & u128::from(u64::MAX));

@@ -22,6 +22,8 @@ struct Recording {
     is_refused: bool,
     /// UID by minor version of the kubelet.
     uids: BTreeMap<String, String>,
+    /// UID that Quintlet computed before it computed those of kubelets.
+    former: String,
     /// SHA-256 of the dump by minor version of the kubelet.
     dumps: BTreeMap<String, String>,
 }
@@ -53,8 +55,12 @@ fn dumps_and_uids_are_those_of_a_kubelet() {
         let (pod, own) = decode::pod_with_defaults(&text).unwrap_or_else(|e| panic!("{file}: {e}"));
         let pod = StaticPod { pod: &pod, own_resources: own.as_ref() };
         let uids = ComputedUids::of(pod, origin(&recording.place));
+        if recording.former != uids.former() {
+            failures.push(format!("{file}: the former UID"));
+        }
         for version in KubeletVersion::ALL {
-            let dump = pod.dump(version);
+            let mut dump = String::new();
+            pod.dump(version, &mut dump);
             let name = version.name();
             if recording.dumps[name] != sha256(&dump) {
                 failures.push(format!("{file}: the dump of {name}"));
@@ -65,6 +71,32 @@ fn dumps_and_uids_are_those_of_a_kubelet() {
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+struct PanicsWithUids;
+
+impl failpoint::Observer for PanicsWithUids {
+    fn reached(&self, point: failpoint::Failpoint) {
+        assert!(!format!("{point:?}").contains("UIDs computed"), "no such field");
+    }
+}
+
+#[test]
+fn a_panic_while_uids_of_kubelets_are_computed_leaves_the_former_uid() {
+    let file = "minimal.yaml";
+    let recording = &recordings()[file];
+    let text = std::fs::read_to_string(directory().join(file)).unwrap();
+    let uids = std::thread::scope(|scope| {
+        let computed = scope.spawn(|| {
+            failpoint::observe(std::sync::Arc::new(PanicsWithUids));
+            let (pod, own) = decode::pod_with_defaults(&text).unwrap();
+            ComputedUids::of(StaticPod { pod: &pod, own_resources: own.as_ref() }, origin(&recording.place))
+        });
+        computed.join().unwrap()
+    });
+    assert_eq!(uids.newest(), recording.former);
+    assert!(uids.has(&recording.former));
+    assert_eq!(uids.version_of(&recording.former), None, "it shows no kubelet");
 }
 
 #[test]
