@@ -116,14 +116,20 @@ if [ "${1:-}" = test ]; then
     unpack kubernetes-client usr/bin/kubectl
     # promtool, without the services that the package starts.
     unpack prometheus usr/bin/promtool
-    # For the Python example of a subscriber, without a change to the machine's Python. A directory of another version is not used.
-    python=${CARGO_TARGET_DIR:-target}/tools/grpcio
-    if [ "$(cat "$python/version" 2>/dev/null)" != 1.85.3 ]; then
-        rm -rf "$python"
-        PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target "$python" \
-            grpcio==1.85.3 grpcio-tools==1.85.1 protobuf==7.36.2 typing-extensions==4.16.0
-        echo 1.85.3 > "$python/version"
+    # For the Python example of a subscriber, without a change to the machine's Python. A directory for these versions and Python's: others
+    # are installed beside it. `grpcio` is a link to the one in use.
+    tools=${CARGO_TARGET_DIR:-target}/tools
+    modules="grpcio==1.85.3 grpcio-tools==1.85.1 protobuf==7.36.2 typing-extensions==4.16.0"
+    dir=python-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')-$(echo "$modules" | sed 's/==/-/g; s/ /-/g')
+    if [ ! -d "$tools/$dir" ]; then
+        rm -rf "$tools/$dir.new"
+        # shellcheck disable=SC2086
+        PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+            --target "$tools/$dir.new" $modules
+        mv "$tools/$dir.new" "$tools/$dir"
     fi
+    [ -L "$tools/grpcio" ] || rm -rf "$tools/grpcio"
+    ln -sfn "$dir" "$tools/grpcio"
 fi
 
 if ! command -v cargo >/dev/null 2>&1; then

@@ -389,12 +389,12 @@ for part in pleg-follower-1 cri-proxy status-reporter; do
 done
 # Over TCP: node-api alone has the port, the secret and the names, and enters the directories of the sockets.
 for part in pleg-service probe-service probe-service-1 pod-sync; do
-    has bootstrap $part "--subscriber-listen=[::]:10260"
+    has bootstrap $part "--subscriber-listen=[::]:10270"
     has bootstrap $part "--subscriber-relay-uid=65533"
     has_not bootstrap $part "--subscriber-name"
     has_not bootstrap $part "/etc/quintlet/subscribers"
 done
-has bootstrap node-api "--subscriber-listen=[::]:10260"
+has bootstrap node-api "--subscriber-listen=[::]:10270"
 has bootstrap node-api "--subscriber-key-file=/etc/quintlet/subscribers/tls.key"
 has bootstrap node-api "--subscriber-client-ca-file=/etc/quintlet/subscribers/ca.crt"
 has bootstrap node-api '"--subscriber-name=watcher"'
@@ -580,7 +580,7 @@ server="--set bootstrap.server=https://a"
 for wrong in mode=both host.rootDir=relative containerd.cni.bridge=name-that-is-too-long nosuch=1 log.format=xml \
     metrics.serviceMonitor.interval=often metrics.prometheusRule.runbookUrl= metrics.dashboard.labels.a=1 \
     probeService.instances=0 probeService.instances=17 plegService.followers=-1 bootstrap.server=10.0.0.1 extraEnv.A=1 \
-    services.pod-sync.resources.memory=1Gi metrics.ports.nosuch=1 otlpEndpoint=collector subscribers.tls.listen=10260 updateStrategy.type=Never; do
+    services.pod-sync.resources.memory=1Gi metrics.ports.nosuch=1 otlpEndpoint=collector subscribers.tls.listen=10270 updateStrategy.type=Never; do
     ! helm template q "$chart" --set "$wrong" > /dev/null 2>&1 || fail "--set $wrong renders"
 done
 

@@ -22,7 +22,7 @@ def watch(socket):
     cursor, seen, first, present = None, set(), True, set()
     while True:
         try:
-            # Without it, the path of the socket is the authority of each request, which servers in Rust refuse as malformed.
+            # Without it, the path of the socket is the authority of each request. The services accept it; some proxies do not.
             options = [("grpc.default_authority", "localhost")]
             with grpc.insecure_channel(f"unix:{socket}", options) as channel:
                 stub = services.ContainersStub(channel)
@@ -37,6 +37,7 @@ def watch(socket):
                         first, seen = False, {key for key in seen if key[0] in present}
                     if kind == "gone":
                         seen = {key for key in seen if key[0] != event.gone.uid}
+                        present.discard(event.gone.uid)
                     if kind == "pod":
                         present.add(event.pod.uid)
                         take(event.pod, seen, first)

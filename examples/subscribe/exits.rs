@@ -33,12 +33,22 @@ async fn watch(
     let mut client = ContainersClient::connect(socket.to_owned()).await?;
     let request = WatchContainersRequest { hello: None, resume: *cursor };
     let mut events = client.watch(request).await?.into_inner();
+    let mut present = HashSet::new();
     while let Some(event) = events.message().await? {
         *cursor = event.cursor.or(*cursor);
         match event.event {
             // Before the first cursor, the exits are older than this program.
-            Some(Event::Pod(pod)) => take(&pod, seen, cursor.is_some()),
-            Some(Event::Gone(pod)) => seen.retain(|(uid, ..)| *uid != pod.uid),
+            Some(Event::Pod(pod)) => {
+                take(&pod, seen, cursor.is_some());
+                present.insert(pod.uid);
+            }
+            Some(Event::Gone(pod)) => {
+                seen.retain(|(uid, ..)| *uid != pod.uid);
+                present.remove(&pod.uid);
+            }
+            Some(Event::SnapshotBegin(_)) => present.clear(),
+            // Pods that are not in a snapshot are gone.
+            Some(Event::SnapshotEnd(_)) => seen.retain(|(uid, ..)| present.contains(uid)),
             _ => {}
         }
     }

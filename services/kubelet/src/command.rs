@@ -205,6 +205,7 @@ impl KubeletCommand {
             drop_ins: self.config_dir.clone(),
             flags: self.fields.clone(),
             strict: false,
+            service: None,
         };
         let config = Config::load(&sources).map_err(Exit::Invalid)?;
         let routes = Routes::new(&self.fields, &self.forwarded);

@@ -129,19 +129,19 @@ pub struct NodeApiArgs {
     #[arg(long, value_name = "DIR", default_value = "/var/log/pods")]
     pub pod_logs_dir: PathBuf,
     /// Address and port that serve subscribers over TCP, with mutual TLS. Not set: none
-    #[arg(long, value_name = "ADDR", requires_all = ["subscriber_cert_file", "subscriber_key_file", "subscriber_client_ca_file", "subscriber_name"])]
+    #[arg(long, value_name = "ADDR")]
     pub subscriber_listen: Option<SocketAddr>,
     /// Serving certificate for subscribers with its chain; reloaded when it changes
-    #[arg(long, value_name = "FILE", requires = "subscriber_listen")]
+    #[arg(long, value_name = "FILE")]
     pub subscriber_cert_file: Option<PathBuf>,
     /// Key of --subscriber-cert-file
-    #[arg(long, value_name = "FILE", requires = "subscriber_listen")]
+    #[arg(long, value_name = "FILE")]
     pub subscriber_key_file: Option<PathBuf>,
     /// CA bundle that verifies the certificates of subscribers; reloaded when it changes
-    #[arg(long, value_name = "FILE", requires = "subscriber_listen")]
+    #[arg(long, value_name = "FILE")]
     pub subscriber_client_ca_file: Option<PathBuf>,
     /// Common name of a certificate whose client may subscribe over TCP. May be repeated
-    #[arg(long, value_name = "NAME", requires = "subscriber_listen")]
+    #[arg(long, value_name = "NAME")]
     pub subscriber_name: Vec<String>,
     #[command(flatten)]
     pub common: CommonArgs,
@@ -181,6 +181,33 @@ mod tests {
         assert!(args(&["--feature-gates=B=false,A=true"]).has_gate("A", false));
         for default in [false, true] {
             assert!(!args(&["--feature-gates=A=true", "--feature-gates=A=false"]).has_gate("A", default));
+        }
+    }
+
+    #[test]
+    fn flags_and_files_together_have_all_that_the_port_for_subscribers_needs() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.yaml");
+        let file = "apiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\nsubscribers: {tls: {listen: '[::]:9', \
+                    certFile: /c, keyFile: /k, clientCAFile: /a, names: [x]}}\n";
+        std::fs::write(&path, file).unwrap();
+        let read = |flags: &[&str]| {
+            let line = ["node-api"].iter().chain(flags).map(Into::into).collect();
+            quintlet_config::cli::read::<NodeApiArgs>(Service::NodeApi, line).map(|loaded| loaded.args)
+        };
+        let config = format!("--config={}", path.display());
+        let args = read(&[&config, "--subscriber-cert-file=/other"]).unwrap();
+        assert_eq!(args.subscriber_cert_file, Some("/other".into()));
+        let args = read(&[&config, "--subscriber-listen=[::1]:8"]).unwrap();
+        assert_eq!(args.subscriber_listen, Some("[::1]:8".parse().unwrap()));
+        for (flag, needed) in [
+            ("--subscriber-listen=[::1]:8", "needs subscribers.tls.certFile"),
+            ("--subscriber-name=x", "needs subscribers.tls.listen"),
+        ] {
+            let quintlet_config::cli::Exit::Invalid(problems) = read(&[flag]).unwrap_err() else {
+                panic!("{flag}");
+            };
+            assert!(problems.iter().any(|problem| problem.message == needed), "{problems:?}");
         }
     }
 

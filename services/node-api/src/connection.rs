@@ -26,6 +26,10 @@ struct State {
     trusted: bool,
     /// A request was refused, and none was authorized before.
     refused: Option<Instant>,
+    /// A request was refused, and its answer has to be sent before `refused` is set.
+    refused_once_answered: bool,
+    /// The connection has to be closed at once.
+    closed: bool,
     /// Requests whose response has not been sent completely.
     in_flight: usize,
     /// Time since which no request is in flight.
@@ -51,6 +55,9 @@ impl State {
             last if now >= last => ConnectionDecision::Close,
             last => ConnectionDecision::Drain(last),
         };
+        if self.closed {
+            return ConnectionDecision::Close;
+        }
         if !self.trusted {
             let begin = if self.received_request { limits.stranger } else { limits.header };
             let last = deadline_after(self.accepted, begin.min(limits.stranger));
@@ -92,6 +99,8 @@ impl ConnectionState {
             received_request: false,
             trusted: false,
             refused: None,
+            refused_once_answered: false,
+            closed: false,
             in_flight: 0,
             idle: now,
             stalled: false,
@@ -127,6 +136,18 @@ impl ConnectionState {
     /// Records a refused request. If no request was authorized before, the connection is closed after the response.
     pub fn refuse(&self) {
         self.state.lock().refused.get_or_insert_with(Instant::now);
+        self.changed.notify_one();
+    }
+
+    /// Does the same as [`ConnectionState::refuse`] once the requests in flight are answered: a client of HTTP/2 may fail a request whose
+    /// answer follows a GOAWAY.
+    pub(crate) fn refuse_once_answered(&self) {
+        self.state.lock().refused_once_answered = true;
+    }
+
+    /// Closes the connection with all its requests.
+    pub(crate) fn close(&self) {
+        self.state.lock().closed = true;
         self.changed.notify_one();
     }
 
@@ -170,6 +191,9 @@ impl Drop for RequestGuard {
         let mut state = self.0.state.lock();
         state.in_flight = state.in_flight.saturating_sub(1);
         state.idle = Instant::now();
+        if state.refused_once_answered && state.in_flight == 0 {
+            state.refused = state.refused.or(Some(state.idle));
+        }
         drop(state);
         self.0.pass.end();
         self.0.changed.notify_one();
@@ -364,6 +388,8 @@ mod tests {
             received_request: false,
             trusted: false,
             refused: None,
+            refused_once_answered: false,
+            closed: false,
             in_flight: 0,
             idle: start,
             stalled: false,
@@ -390,6 +416,7 @@ mod tests {
             ("and those have ended", State { in_flight: 0, ..stalled }, 0, Drain(at(5))),
             ("and it holds on", State { in_flight: 0, ..stalled }, 5, Close),
             ("was let in and sent away once", once_refused, 189, Keep(at(190))),
+            ("may not go on", State { closed: true, ..trusted }, 1, Close),
         ] {
             assert_eq!(state.decide(at(now), &limits), want, "{name}");
         }

@@ -8,6 +8,7 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -188,17 +189,16 @@ impl<H: Handler> Listener<H> {
                 ConnectionDecision::Close => return tracing::debug!(%address, "connection closed"),
             };
             if is_last && !ends {
+                // Sends the answers that are complete. They would follow a GOAWAY otherwise, at which some clients fail their requests.
+                if let Poll::Ready(served) = futures::poll!(connection.as_mut()) {
+                    return ended(address, served);
+                }
                 connection.as_mut().graceful_shutdown();
                 ends = true;
             }
             // The connection is polled again; dropping the other arms loses nothing.
             tokio::select! {
-                served = connection.as_mut() => {
-                    if let Err(error) = served {
-                        tracing::debug!(%address, %error, "connection failed");
-                    }
-                    return;
-                }
+                served = connection.as_mut() => return ended(address, served),
                 () = abort.cancelled() => return,
                 () = stop.cancelled(), if !ends => {}
                 () = life.displaced() => return counters.displaced_connection(life.pool()),
@@ -206,6 +206,12 @@ impl<H: Handler> Listener<H> {
                 () = tokio::time::sleep_until(next) => {}
             }
         }
+    }
+}
+
+fn ended(address: SocketAddr, served: Result<(), impl std::fmt::Display>) {
+    if let Err(error) = served {
+        tracing::debug!(%address, %error, "connection failed");
     }
 }
 

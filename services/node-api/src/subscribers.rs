@@ -3,12 +3,14 @@
 //! A client needs a certificate of the CA of subscribers whose common name may subscribe. A stream has a connection of its own to the
 //! service, so that a client that does not read delays no other one, and it is verified again while it is open. Any other method is refused.
 //!
-//! Task: `listen-subscribers`. It reads the files and binds the address, and tries again if that fails: the node API does not depend on it.
+//! Tasks: one per stream, which ends it early, and `listen-subscribers`. The latter reads the files and binds the address, and tries again if
+//! that fails: the node API does not depend on it.
 
 mod admission;
 mod relayed;
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -36,10 +38,11 @@ use quintlet_kit::{socket, task};
 use quintlet_telemetry::metrics::{counter_family, gauge_family};
 use rustls::pki_types::CertificateDer;
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
 use tonic::client::GrpcService as _;
+use tonic::{Status, TimeoutExpired};
 
 use self::admission::{Admission, INSTANCE, Refusal, STREAMS, STREAMS_OF_CLIENT, choose_instance};
 use self::relayed::{EarlyEnd, RelayedBody};
@@ -54,6 +57,10 @@ const RECHECK: Duration = Duration::from_secs(60);
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Size of a request with the prefix of its message. The services accept 64 KiB.
 const MOST_REQUEST: usize = (64 << 10) + 5;
+/// Time limit for the client to read the next bytes of a stream. A stream has a message every few seconds.
+const WRITE: Duration = Duration::from_secs(60);
+/// Window of a connection to a service, and of its stream: what node-api holds for a client that does not read.
+const WINDOW: u32 = 64 << 10;
 /// Concurrent calls of a connection: the three streams of a node, and those that replace them.
 const CALLS: u32 = 8;
 
@@ -141,7 +148,7 @@ struct PortSettings {
 fn limits(all: Limits) -> Limits {
     let certificates = Share { all: STREAMS.saturating_mul(4), each: STREAMS_OF_CLIENT.saturating_mul(2) };
     let connections = Shares { certificates, others: Share { all: 0, each: 0 } };
-    Limits { strangers: 64, connections, streams: CALLS, header_bytes: 16 << 10, ..all }
+    Limits { strangers: 64, connections, streams: CALLS, header_bytes: 16 << 10, write: WRITE, ..all }
 }
 
 /// The port for subscribers.
@@ -243,7 +250,12 @@ impl SubscriberPort {
         let mut logged = String::new();
         loop {
             let error = match opened {
-                Ok(port) => return Some(port),
+                Ok(port) => {
+                    if !logged.is_empty() {
+                        tracing::info!(address = ?port.address(), "opened the port for subscribers");
+                    }
+                    return Some(port);
+                }
                 Err(error) => quintlet_kit::error_chain(&error),
             };
             // Once per reason.
@@ -300,7 +312,7 @@ impl Relay {
         let refused = |refusal: Refusal| {
             self.refusals.count(peer.address, &refusal);
             if refusal.ends_connection() {
-                peer.life.refuse();
+                peer.life.refuse_once_answered();
             }
             refusal.status()
         };
@@ -337,7 +349,11 @@ impl Relay {
         let path = self.socket(kind, wanted).await?;
         let response = self.call(kind, path, call).await?;
         let open = self.open.get_or_create(&StreamLabel { stream: kind.name() }).clone();
-        Ok(response.map(|body| Body::new(RelayedBody::new(body, self.early_end(peer), open, slot))))
+        let (sender, end) = oneshot::channel();
+        let connection = Arc::downgrade(&peer.life);
+        let watch = relayed::end_early(self.early_end(peer), sender, connection);
+        drop(task::spawn_contained("node-api-subscriber", None, watch));
+        Ok(response.map(|body| Body::new(RelayedBody::new(body, end, open, slot))))
     }
 
     /// Calls the service on a connection of its own, which ends with the stream.
@@ -347,7 +363,7 @@ impl Relay {
         path: PathBuf,
         request: Request<tonic::body::Body>,
     ) -> Result<Response<tonic::body::Body>, Status> {
-        let mut channel = socket::channel(path);
+        let mut channel = socket::channel_with_window(path, WINDOW);
         let called = async {
             poll_fn(|cx| channel.poll_ready(cx)).await?;
             channel.call(request).await
@@ -361,7 +377,13 @@ impl Relay {
                 error = quintlet_kit::error_chain(&error),
                 "failed to subscribe for a client"
             );
-            unavailable()
+            let first: &(dyn Error + 'static) = &error;
+            match std::iter::successors(Some(first), |&error| error.source())
+                .any(|error| error.is::<TimeoutExpired>())
+            {
+                true => Status::deadline_exceeded("the time of the request has expired"),
+                false => unavailable(),
+            }
         })
     }
 

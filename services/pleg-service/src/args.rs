@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn an_address_for_subscribers_needs_no_certificate_here() {
-        let line = ["pleg-service", "--subscriber-listen=[::]:10260", "--subscriber-relay-uid=7"];
+        let line = ["pleg-service", "--subscriber-listen=[::]:10270", "--subscriber-relay-uid=7"];
         let read = quintlet_config::cli::read::<Args>(Service::Pleg, line.map(Into::into).into());
         assert_eq!(read.unwrap().args.subscribers.users(), [7]);
     }

@@ -49,7 +49,8 @@ fn with_configuration(command: Command, up: &ArgMatches) -> Result<Command, Exit
     }
     let Some(own) = command.find_subcommand(UP) else { return Ok(command) };
     let rows = bound(own, |services| !services.is_empty());
-    let sources = Sources { file, drop_ins, flags: flags(&rows, up), strict: up.get_flag("strict") };
+    let sources =
+        Sources { file, drop_ins, flags: flags(&rows, up), strict: up.get_flag("strict"), service: None };
     let config = Config::load(&sources).map_err(Exit::Invalid)?;
     Ok(command.mut_subcommand(UP, |up| defaults(up, &values(&rows, &config))))
 }

@@ -146,6 +146,7 @@ pub fn read<T: Parser>(service: Service, line: Vec<OsString>) -> Result<Loaded<T
         drop_ins: own.config_dir.clone(),
         flags: flags(&rows, &given).into_iter().chain(flags(&unsupported.rows, &given)).collect(),
         strict: own.strict,
+        service: Some(service),
     })
     .map_err(Exit::Invalid)?;
     let values = values(&rows, &config);

@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::diagnostics::{Diagnostic, Severity};
 use crate::node::{Data, LocatedValue, Origin};
 use crate::print::MASKED;
-use crate::table::{CRASH_LOOP_MAX, Document, GATES, Row, SETTABLE};
+use crate::table::{CRASH_LOOP_MAX, Document, GATES, Row, SETTABLE, Service};
 use crate::{kind, rules, suggest, yaml};
 
 /// Field with the share of traces that are exported.
@@ -33,6 +33,8 @@ pub struct Sources {
     pub flags: Vec<(Document, &'static Row, LocatedValue)>,
     /// Treat warnings as errors.
     pub strict: bool,
+    /// The service that the flags are for. Not set: all.
+    pub service: Option<Service>,
 }
 
 impl Config {
@@ -199,7 +201,7 @@ impl Loader {
         unknown_gates(&config.kubelet, &mut self.diagnostics);
         // Values of a wrong type would cause misleading further errors.
         if !self.diagnostics.iter().any(Diagnostic::is_error) {
-            rules::check(&config, &mut self.diagnostics);
+            rules::check(&config, sources.service, &mut self.diagnostics);
             set_derived_defaults(&mut config);
             if has_kubelet_file {
                 set_defaults_of_files(&mut config);

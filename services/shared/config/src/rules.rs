@@ -11,12 +11,12 @@ use self::view::View;
 use crate::config::Config;
 use crate::diagnostics::Diagnostic;
 use crate::node::{Data, LocatedValue, Origin};
-use crate::table::{Document, FieldSupport, Row, TRUST_BUNDLE_PROJECTION, TRUST_BUNDLES};
+use crate::table::{Document, FieldSupport, Row, Service, TRUST_BUNDLE_PROJECTION, TRUST_BUNDLES};
 use quintlet_model::go_duration;
 
 /// Reports violations of the rules.
-pub(crate) fn check(config: &Config, out: &mut Vec<Diagnostic>) {
-    let view = View { config };
+pub(crate) fn check(config: &Config, service: Option<Service>, out: &mut Vec<Diagnostic>) {
+    let view = View { config, service };
     for rule in [refused, images, shutdown, pulls, logs, server, tls, subscribers, other] {
         rule(&view, out);
     }
@@ -175,9 +175,10 @@ fn subscribers(view: &View<'_>, out: &mut Vec<Diagnostic>) {
         out.extend(without.map(|field| blame(field, format!("needs {LISTEN}"))));
         return;
     }
-    // The services that only admit node-api have no flags for the rest; node-api itself requires them.
+    // The services that only admit node-api have no flags for the rest.
+    let has_flags = view.service.is_none_or(|service| service == Service::NodeApi);
     let is_flag = node(LISTEN).is_some_and(|value| matches!(value.origin, Origin::Flag(_)));
-    let missing = NEEDED.iter().filter(|field| !is_flag && !is_set(field));
+    let missing = NEEDED.iter().filter(|field| (has_flags || !is_flag) && !is_set(field));
     out.extend(missing.map(|field| blame(LISTEN, format!("needs {field}"))));
     let names = node("subscribers.tls.names").map(LocatedValue::elements).unwrap_or_default();
     for (at, name) in names.iter().enumerate().filter(|(_, name)| name.text().is_none_or(str::is_empty)) {

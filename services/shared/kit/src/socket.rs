@@ -210,7 +210,8 @@ pub fn at_most(
     connections: impl Stream<Item = io::Result<UnixConn>> + Send + 'static,
 ) -> impl Stream<Item = io::Result<UnixConn>> + Send + 'static {
     let (slots, refused) = (Slots::default(), refused());
-    let mut log = RefusalLog(LogInterval::new(REFUSAL_LOG_INTERVAL));
+    let interval = || LogInterval::new(REFUSAL_LOG_INTERVAL);
+    let mut log = RefusalLog { of_user: interval(), of_all: interval() };
     connections.filter_map(move |connection| {
         let admitted = connection.map(|connection| match slots.enter(connection.peer.uid, share) {
             Ok(slot) => Some(UnixConn { _slot: Some(slot), ..connection }),
@@ -227,22 +228,23 @@ pub fn at_most(
 /// Interval between log lines of refused connections: a client that connects again and again would fill the log.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Logs connections that a socket refuses, since there are too many.
+/// Logs connections that a socket refuses, since there are too many. Each reason has an interval of its own, so that one does not hide the
+/// other.
 #[derive(Debug)]
-struct RefusalLog(LogInterval);
+struct RefusalLog {
+    of_user: LogInterval,
+    of_all: LogInterval,
+}
 
 impl RefusalLog {
     fn refused(&mut self, peer: Peer, reached: ReachedLimit) {
-        let Some(count) = self.0.count() else { return };
+        let (interval, reason) = match reached {
+            ReachedLimit::OfClient => (&mut self.of_user, "the user has too many"),
+            ReachedLimit::OfAll => (&mut self.of_all, "the socket has too many"),
+        };
+        let Some(count) = interval.count() else { return };
         let Peer { uid, pid } = peer;
-        match reached {
-            ReachedLimit::OfClient => {
-                tracing::info!(uid, pid, count, "refused connections, the user has too many");
-            }
-            ReachedLimit::OfAll => {
-                tracing::info!(uid, pid, count, "refused connections, the socket has too many")
-            }
-        }
+        tracing::info!(uid, pid, count, "refused connections, {reason}");
     }
 }
 
@@ -298,12 +300,23 @@ pub const MAX_TRAILERS: u32 = 16 << 20;
 /// UNAVAILABLE while no process listens or the server is not trusted, see [`connect`].
 #[must_use]
 pub fn channel(path: PathBuf) -> Channel {
+    endpoint().connect_with_connector_lazy(tower_connector(path))
+}
+
+/// Does the same as [`channel`] with a window of this size for the connection and for each stream. With hyper's own windows, a server
+/// sends 2 MiB of a stream before its client reads.
+#[must_use]
+pub fn channel_with_window(path: PathBuf, window: u32) -> Channel {
+    let endpoint = endpoint().initial_stream_window_size(window).initial_connection_window_size(window);
+    endpoint.connect_with_connector_lazy(tower_connector(path))
+}
+
+fn endpoint() -> Endpoint {
     Endpoint::from_static("http://quintlet.local")
         .http2_keep_alive_interval(KEEPALIVE)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(true)
         .http2_max_header_list_size(MAX_TRAILERS)
-        .connect_with_connector_lazy(tower_connector(path))
 }
 
 fn tower_connector(
@@ -447,7 +460,7 @@ mod tests {
         assert_eq!(owners, [1, 1, 1, 2, 3]);
         // The place of a closed connection is free again, at first for its user.
         assert!(futures::poll!(admitted.next()).is_pending(), "user 4 is beyond the limit of the socket");
-        drop(open.remove(0));
+        drop(open.remove(3));
         tokio::time::advance(REFUSAL_LOG_INTERVAL).await;
         for uid in [2, 1, 1] {
             sender.unbounded_send(connection(uid)).unwrap();
@@ -459,9 +472,49 @@ mod tests {
         assert!(refused().get() >= before + 100, "{} after {before}", refused().get());
         let lines = lines.all();
         let has = |line: &str, parts: [&str; 2]| parts.iter().all(|part| line.contains(part));
-        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert_eq!(lines.len(), 3, "{lines:?}");
         assert!(has(&lines[0], ["the user has too many", "\"count\":1"]), "{lines:?}");
-        assert!(has(&lines[1], ["the socket has too many", "\"count\":98"]), "{lines:?}");
+        assert!(
+            has(&lines[1], ["the socket has too many", "\"count\":1"]),
+            "one reason does not hide another: {lines:?}"
+        );
+        assert!(has(&lines[2], ["the user has too many", "\"count\":97"]), "{lines:?}");
+    }
+
+    #[tokio::test]
+    async fn a_channel_with_a_window_sends_its_size_to_the_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.sock");
+        let listener = bind_unix(&path, 0o600).unwrap();
+        let mut client = HealthClient::new(channel_with_window(path, 70_000));
+        let call =
+            crate::task::spawn("call", async move { client.check(HealthCheckRequest::default()).await });
+        let (mut server, _) = listener.accept().await.unwrap();
+        let read = async {
+            let mut preface = [0; 24];
+            tokio::io::AsyncReadExt::read_exact(&mut server, &mut preface).await.unwrap();
+            let (mut of_stream, mut of_connection) = (None, None);
+            while of_stream.is_none() || of_connection.is_none() {
+                let mut head = [0; 9];
+                tokio::io::AsyncReadExt::read_exact(&mut server, &mut head).await.unwrap();
+                let mut body = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+                tokio::io::AsyncReadExt::read_exact(&mut server, &mut body).await.unwrap();
+                let number = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
+                match head[3] {
+                    // SETTINGS, of which INITIAL_WINDOW_SIZE has the number 4.
+                    4 => {
+                        of_stream = body.chunks(6).find(|s| s[..2] == [0, 4]).map(|s| number(&s[2..]));
+                    }
+                    // WINDOW_UPDATE, added to the initial window of a connection.
+                    8 => of_connection = Some(number(&body) + 65_535),
+                    _ => {}
+                }
+            }
+            (of_stream, of_connection)
+        };
+        let read = tokio::time::timeout(Duration::from_secs(30), read).await.expect("both windows");
+        assert_eq!(read, (Some(70_000), Some(70_000)));
+        call.abort();
     }
 
     #[tokio::test]

@@ -21,7 +21,8 @@ use crate::slots::{ReachedLimit, Share, Slot, Slots};
 use crate::socket::{Peer, PeerPolicy, bind_unix};
 
 /// Open streams of one service. Each holds the keys of a snapshot at most, and up to 400 KB of encoded events that its client does not
-/// read, in hyper.
+/// read, in hyper. What the window of the client allows is held by the client; node-api's windows are small
+/// ([`crate::socket::channel_with_window`]).
 pub const STREAMS: usize = 64;
 
 /// Open streams of one user, which cannot take the places of all others.

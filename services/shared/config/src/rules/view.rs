@@ -5,11 +5,13 @@ use quintlet_model::go_duration;
 use crate::config::Config;
 use crate::diagnostics::Diagnostic;
 use crate::node::{Data, LocatedValue};
-use crate::table::{Document, default_gate};
+use crate::table::{Document, Service, default_gate};
 
 /// The fields of a configuration, as rules read them.
 pub(super) struct View<'a> {
     pub(super) config: &'a Config,
+    /// The service that the flags are for. None: all.
+    pub(super) service: Option<Service>,
 }
 
 impl View<'_> {

@@ -192,7 +192,7 @@ fn rules_between_fields_are_those_of_the_kubelet() {
         ),
         ("tlsCertFile: /c", "line 3  tlsCertFile: needs tlsPrivateKeyFile"),
         (
-            "---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\nsubscribers: {tls: {listen: '[::]:10260', \
+            "---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\nsubscribers: {tls: {listen: '[::]:10270', \
              certFile: /c, keyFile: /k, clientCAFile: /a}}",
             "line 6  subscribers.tls.listen: needs subscribers.tls.names",
         ),

@@ -57,8 +57,9 @@ async fn delays(
     for number in numbers {
         let sent = std::time::Instant::now();
         journal.put(number % 50, change(number));
-        for _ in 0..READERS {
-            assert_eq!(received.recv().await, Some(number));
+        for reader in 0..READERS {
+            let next = tokio::time::timeout(Duration::from_secs(60), received.recv()).await;
+            assert_eq!(next, Ok(Some(number)), "{reader} readers have change {number}");
             delays.push(sent.elapsed());
         }
     }

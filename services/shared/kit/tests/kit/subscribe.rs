@@ -102,7 +102,9 @@ async fn a_user_that_opens_idle_connections_alone_has_a_quarter_of_the_places() 
     assert!(client.watch(WatchContainersRequest::default()).await.is_err());
     drop(open.pop());
     let mut client = ContainersClient::new(channel(server.path.clone()));
-    while client.watch(WatchContainersRequest::default()).await.is_err() {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+    while let Err(status) = client.watch(WatchContainersRequest::default()).await {
+        assert!(tokio::time::Instant::now() < deadline, "the place is not free: {status}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     server.stop.cancel();
