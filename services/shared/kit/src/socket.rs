@@ -486,7 +486,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.sock");
         let listener = bind_unix(&path, 0o600).unwrap();
-        let mut client = HealthClient::new(channel_with_window(path, 70_000));
+        let mut client = HealthClient::new(channel_with_window(path, 300_000));
         let call =
             crate::task::spawn("call", async move { client.check(HealthCheckRequest::default()).await });
         let (mut server, _) = listener.accept().await.unwrap();
@@ -505,7 +505,7 @@ mod tests {
                     4 => {
                         of_stream = body.chunks(6).find(|s| s[..2] == [0, 4]).map(|s| number(&s[2..]));
                     }
-                    // WINDOW_UPDATE, added to the initial window of a connection.
+                    // WINDOW_UPDATE, added to the initial window of a connection. A small increase is sent later.
                     8 => of_connection = Some(number(&body) + 65_535),
                     _ => {}
                 }
@@ -513,7 +513,7 @@ mod tests {
             (of_stream, of_connection)
         };
         let read = tokio::time::timeout(Duration::from_secs(30), read).await.expect("both windows");
-        assert_eq!(read, (Some(70_000), Some(70_000)));
+        assert_eq!(read, (Some(300_000), Some(300_000)));
         call.abort();
     }
 
