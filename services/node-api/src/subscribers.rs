@@ -258,7 +258,7 @@ impl SubscriberPort {
                 }
                 Err(error) => quintlet_kit::error_chain(&error),
             };
-            // Once per reason.
+            // Files may be missing for hours: an error is logged when it begins and when its text changes.
             if error != logged {
                 tracing::error!(error, "failed to open the port for subscribers, retrying");
                 logged = error;
@@ -273,7 +273,7 @@ impl SubscriberPort {
     }
 }
 
-/// Passes streams on.
+/// Passes streams of the services on to clients that are admitted.
 #[derive(Debug, Clone)]
 struct Relay {
     admission: Admission,

@@ -113,7 +113,7 @@ impl From<X509Error> for Refusal {
 #[derive(Debug, Clone)]
 pub(super) struct Admission {
     pub(super) ca: Arc<ClientCa>,
-    /// Common names.
+    /// Common names of the certificates of clients that may subscribe.
     pub(super) names: Arc<BTreeSet<String>>,
     pub(super) clock: Clock,
 }
