@@ -72,6 +72,7 @@ check: install
 # The checks that need no build.
 check-files:
 	scripts/crate-lints.sh
+	scripts/comment-width.py
 	scripts/paused-clock.py
 	scripts/blocking.py
 	scripts/module-graph.py

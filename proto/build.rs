@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 /// The contract whose clients are not part of Quintlet.
 const SUBSCRIBE: &str = "subscribe";
 
-/// Returns texts that tonic generates, each with its replacement. Each client has the first text once, each server the others once.
+/// Returns texts that tonic generates, each with its replacement. Each client has the first text once, each
+/// server the others once.
 fn limits(area: &str) -> [(&'static str, &'static str); 3] {
     let request = if area == SUBSCRIBE {
         "max_decoding_message_size: Some(crate::limits::SUBSCRIBE_REQUEST)"

@@ -85,7 +85,8 @@ pub mod podsync {
         tonic::include_proto!("quintlet.podsync.v1");
     }
 }
-/// Containers, probe results and pods for programs that are not part of Quintlet (pleg-service, probe-service, pod-sync).
+/// Containers, probe results and pods for programs that are not part of Quintlet (pleg-service,
+/// probe-service, pod-sync).
 ///
 /// Prints each exit that a pod still has, at each change of the pod:
 ///
@@ -124,7 +125,8 @@ pub const FILE_DESCRIPTOR_SET: &[u8] = tonic::include_file_descriptor_set!("quin
 /// Version of the contracts this build speaks.
 pub const SCHEMA: u32 = 1;
 
-/// Names of features in a `Hello`. A service without a feature ignores the fields of the feature, which changes their meaning.
+/// Names of features in a `Hello`. A service without a feature ignores the fields of the feature, which
+/// changes their meaning.
 pub mod features {
     /// `Grpc.tls` of a probe.
     pub const GRPC_PROBE_TLS: &str = "grpc-probe-tls";

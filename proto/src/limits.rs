@@ -9,27 +9,31 @@
 //! | [`SUBSCRIBE_REQUEST`] | each server of `subscribe.v1` as it decodes |
 //! | [`ANSWER`] | each server before it sends, each client as it decodes |
 //!
-//! A receiver takes more than a sender sends, so that a later release can raise [`ITEM`] for the receivers of this one.
+//! A receiver takes more than a sender sends, so that a later release can raise [`ITEM`] for the receivers of
+//! this one.
 
 use tonic::client::Grpc;
 
-/// Largest item of a stream. A receiver of an earlier release decodes 4 MiB, the default of tonic. The largest objects need less: an
-/// object of the API server has 1.5 MiB, so a status update with two statuses has 3 MiB, and a probe target has 2 MiB of expanded
-/// commands and 1.5 MiB of other fields.
+/// Largest item of a stream. A receiver of an earlier release decodes 4 MiB, the default of tonic. The
+/// largest objects need less: an object of the API server has 1.5 MiB, so a status update with two statuses
+/// has 3 MiB, and a probe target has 2 MiB of expanded commands and 1.5 MiB of other fields.
 pub const ITEM: usize = 4 << 20;
 
-/// Largest request of a unary call and largest item that a server decodes: that of the CRI, four times [`ITEM`].
+/// Largest request of a unary call and largest item that a server decodes: that of the CRI, four times
+/// [`ITEM`].
 pub const REQUEST: usize = 16 << 20;
 
-/// Largest request of a subscriber, which is not part of Quintlet: a greeting and a cursor, with room for fields of later versions. A
-/// server decodes a request before it counts the streams of its subscribers.
+/// Largest request of a subscriber, which is not part of Quintlet: a greeting and a cursor, with room for
+/// fields of later versions. A server decodes a request before it counts the streams of its subscribers.
 pub const SUBSCRIBE_REQUEST: usize = 64 << 10;
 
-/// Largest answer of a unary call and largest item that a client decodes: that of an earlier release, whose lists of pods are one message.
-/// What grows with the number of pods is a stream with items of at most [`ITEM`].
+/// Largest answer of a unary call and largest item that a client decodes: that of an earlier release, whose
+/// lists of pods are one message. What grows with the number of pods is a stream with items of at most
+/// [`ITEM`].
 pub const ANSWER: usize = 64 << 20;
 
-/// Size of the pieces of a text or list that a stream splits: one MiB, so that a stream holds few MiB per caller.
+/// Size of the pieces of a text or list that a stream splits: one MiB, so that a stream holds few MiB per
+/// caller.
 pub const PIECE: usize = 1 << 20;
 
 // An item fits into every receiver.

@@ -1,5 +1,5 @@
-//! Sets the commit of the build: `QUINTLET_COMMIT` if it is set, else the checked-out commit. Links the program to a fixed
-//! address, and seldom executed code apart from the rest.
+//! Sets the commit of the build: `QUINTLET_COMMIT` if it is set, else the checked-out commit. Links the
+//! program to a fixed address, and seldom executed code apart from the rest.
 
 #[path = "build/commit.rs"]
 mod commit;
@@ -18,7 +18,8 @@ fn main() {
     }
     let commit = given.or(found.commit).unwrap_or_else(|| "unknown".to_owned());
     println!("cargo::rustc-env=QUINTLET_BUILT_FROM={commit}");
-    // Relocations at start make tables of addresses private memory of each process. The kubelet has a fixed address, too.
+    // Relocations at start make tables of addresses private memory of each process. The kubelet has a fixed
+    // address, too.
     let is = |key: &str, value: &str| std::env::var(key).is_ok_and(|found| found == value);
     if is("CARGO_CFG_TARGET_OS", "linux") && is("CARGO_CFG_TARGET_ENV", "gnu") {
         println!("cargo::rustc-link-arg-bins=-no-pie");

@@ -74,7 +74,8 @@ impl Contract {
         self.enums.insert(format!("{scope}.{}", enumeration.name()), values.collect());
     }
 
-    /// Returns what a peer of `earlier` does not know: calls, fields of messages that it knows, and values of enums that it knows.
+    /// Returns what a peer of `earlier` does not know: calls, fields of messages that it knows, and values of
+    /// enums that it knows.
     pub(crate) fn additions_to(&self, earlier: &Self) -> BTreeSet<String> {
         let mut names: BTreeSet<String> =
             self.calls.keys().filter(|name| !earlier.calls.contains_key(*name)).cloned().collect();

@@ -1,4 +1,5 @@
-//! The contracts of this version beside those of the last release (`baseline.binpb`): services of both run side by side during an upgrade.
+//! The contracts of this version beside those of the last release (`baseline.binpb`): services of both run
+//! side by side during an upgrade.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod contract;

@@ -7,8 +7,8 @@ use prost_types::FieldDescriptorProto;
 use crate::contract::Contract;
 use crate::samples::{FieldValue, Meaning, read, samples};
 
-/// Each call, field and value that the last release does not have, and what happens beside a service of that release. A name without an
-/// entry fails the test below: decide first what an older peer does.
+/// Each call, field and value that the last release does not have, and what happens beside a service of that
+/// release. A name without an entry fails the test below: decide first what an older peer does.
 const FALLBACKS: [(&str, &str); 23] = [
     ("quintlet.debug.v1.BuildReply.refused_peers", "an older service refuses no peer and sends none"),
     (
@@ -80,8 +80,8 @@ const FALLBACKS: [(&str, &str); 23] = [
     ),
 ];
 
-/// Calls whose answer was one message in the last release and is a stream now: the client of a stream reads one message as its only
-/// item, and an older client reads the first item as the message (`buf.yaml`).
+/// Calls whose answer was one message in the last release and is a stream now: the client of a stream reads
+/// one message as its only item, and an older client reads the first item as the message (`buf.yaml`).
 const NOW_STREAMS: [&str; 5] = [
     "quintlet.debug.v1.Debug.Metrics",
     "quintlet.debug.v1.Debug.Traces",
@@ -110,7 +110,8 @@ fn differences(writer: &Contract, reader: &Contract) -> Vec<String> {
     found
 }
 
-/// Returns the part of a message that the reader has as fields of the same numbers: those whose names it does not show as unknown.
+/// Returns the part of a message that the reader has as fields of the same numbers: those whose names it does
+/// not show as unknown.
 fn known(meant: &Meaning, understood: &Meaning) -> Meaning {
     let unknown = understood.0.keys().filter(|field| field.starts_with('?')).count();
     let mut fields = meant.0.clone();

@@ -11,7 +11,8 @@ use crate::contract::{Contract, full_name, is_packable};
 /// Depth of nested messages, since a message may contain itself.
 const DEPTH: usize = 4;
 
-/// The meaning of a message: fields by name, with their values as text. A field that the descriptor lacks has the name `?NUMBER`.
+/// The meaning of a message: fields by name, with their values as text. A field that the descriptor lacks has
+/// the name `?NUMBER`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Meaning(pub(crate) BTreeMap<String, Vec<FieldValue>>);
 
@@ -21,8 +22,8 @@ pub(crate) enum FieldValue {
     Nested(Meaning),
 }
 
-/// Returns messages of a type that together have a value in each field: the members of a oneof need one message each. Values of enums
-/// are among those that `peer` has, too.
+/// Returns messages of a type that together have a value in each field: the members of a oneof need one
+/// message each. Values of enums are among those that `peer` has, too.
 pub(crate) fn samples(contract: &Contract, peer: &Contract, name: &str) -> Vec<Vec<u8>> {
     let message = &contract.messages[name];
     let members = |index: i32| message.field.iter().filter(move |field| field.oneof_index == Some(index));
@@ -170,7 +171,8 @@ fn record<'a>(wire: WireType, bytes: &mut &'a [u8]) -> Result<&'a [u8], String> 
     Ok(value)
 }
 
-/// Returns the value of a field as its reader understands it: an enum by the name of the value, a number with its type.
+/// Returns the value of a field as its reader understands it: an enum by the name of the value, a number with
+/// its type.
 fn text(contract: &Contract, field: &FieldDescriptorProto, mut value: &[u8]) -> Result<FieldValue, String> {
     let kind = field.r#type();
     Ok(FieldValue::Text(match kind {

@@ -1,12 +1,13 @@
-//! An adaptive limit of concurrent mutations: it rises while the runtime answers faster, and falls when it slows.
+//! An adaptive limit of concurrent mutations: it rises while the runtime answers faster, and falls when it
+//! slows.
 //!
-//! By Little's law, latency divided by the calls in flight is the cost of one call. The median cost of a window of answers is compared
-//! with that of the previous window. The limit rises while the cost falls, and falls by a quarter when the cost rises. Only answers
-//! under load count.
+//! By Little's law, latency divided by the calls in flight is the cost of one call. The median cost of a
+//! window of answers is compared with that of the previous window. The limit rises while the cost falls, and
+//! falls by a quarter when the cost rises. Only answers under load count.
 //!
-//! The start value and the bounds were measured on containerd 1.6 with two cores: 16 calls in flight made 100 pods faster than 8 in
-//! each of five runs of `make bench` (7.8 s and 10.5, 9.2 and 10.3, 10.0 and 11.4, 10.3 and 13.6, 11.3 and 13.1). In one other run,
-//! 4, 8, 16 and 100 in flight took 10.1, 7.4, 7.9 and 9.4 s.
+//! The start value and the bounds were measured on containerd 1.6 with two cores: 16 calls in flight made 100
+//! pods faster than 8 in each of five runs of `make bench` (7.8 s and 10.5, 9.2 and 10.3, 10.0 and 11.4, 10.3
+//! and 13.6, 11.3 and 13.1). In one other run, 4, 8, 16 and 100 in flight took 10.1, 7.4, 7.9 and 9.4 s.
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -21,8 +22,8 @@ pub const MAX: usize = 24;
 const BETTER: f64 = 0.95;
 /// Ratio of costs above which a window is worse than the previous one.
 const WORSE: f64 = 1.10;
-/// Weight of a new sample in the average cost of a method. It is small, so that the effect of a step is measured before the average
-/// follows.
+/// Weight of a new sample in the average cost of a method. It is small, so that the effect of a step is
+/// measured before the average follows.
 const USUAL_SHARE: f64 = 0.002;
 /// Number of unchanged windows before the limit takes a step towards [`START`].
 const QUIET_WINDOWS: u32 = 4;
@@ -64,8 +65,8 @@ impl Adaptive {
         self.limit
     }
 
-    /// Records an answer: its method, its latency, the calls in flight when it was sent (including itself), and whether calls were waiting.
-    /// Returns the new limit.
+    /// Records an answer: its method, its latency, the calls in flight when it was sent (including itself),
+    /// and whether calls were waiting. Returns the new limit.
     pub fn answered(
         &mut self,
         method: &'static str,
@@ -81,7 +82,8 @@ impl Adaptive {
         if cost <= 0.0 {
             return self.limit;
         }
-        // A sandbox costs ten times as much as a start, so each call is compared with the average of its method.
+        // A sandbox costs ten times as much as a start, so each call is compared with the average of its
+        // method.
         let usual = self.usual.entry(method).or_insert(cost);
         let relative = cost / *usual;
         *usual += (cost - *usual) * USUAL_SHARE;

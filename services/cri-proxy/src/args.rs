@@ -7,7 +7,8 @@ use quintlet_config::ConfigArgs;
 use quintlet_kit::args::paths::CriSocket;
 use quintlet_kit::args::{CommonArgs, user_id};
 
-/// Owns the connection to the container runtime: forwards all CRI calls, image pulls and runtime events of the node.
+/// Owns the connection to the container runtime: forwards all CRI calls, image pulls and runtime events of
+/// the node.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "cri-proxy", version)]
 pub struct Args {
@@ -23,8 +24,8 @@ pub struct Args {
     /// The containerd namespace of pods.
     #[arg(long, value_name = "NAME", default_value = "k8s.io", value_parser = namespace)]
     pub containerd_namespace: String,
-    /// User that may connect to a socket, in addition to root and the process's own user: read=quintlet-pleg or read=65530.
-    /// Sockets: admin, sync, read, node-api, probe. May be repeated.
+    /// User that may connect to a socket, in addition to root and the process's own user: read=quintlet-pleg
+    /// or read=65530. Sockets: admin, sync, read, node-api, probe. May be repeated.
     #[arg(long, value_name = "SOCKET=USER", value_parser = allowed)]
     pub allow_uid: Vec<Allowed>,
     /// Directory of container logs. Logs outside of it are not read.

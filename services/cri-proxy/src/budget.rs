@@ -1,7 +1,8 @@
 //! Limits the bytes of requests and replies in memory, per socket.
 //!
-//! A request is counted from its first byte until its call has completed, a reply until the caller has read it. Each socket has its own
-//! limit, so that a caller that does not read blocks only callers of its own socket.
+//! A request is counted from its first byte until its call has completed, a reply until the caller has read
+//! it. Each socket has its own limit, so that a caller that does not read blocks only callers of its own
+//! socket.
 use std::sync::Arc;
 
 use prometheus_client::metrics::counter::Counter;
@@ -40,7 +41,8 @@ pub struct Exhausted {
     total: usize,
 }
 
-/// Bytes reserved for a request or reply. They are released when the last clone is dropped. The default reserves nothing.
+/// Bytes reserved for a request or reply. They are released when the last clone is dropped. The default
+/// reserves nothing.
 #[derive(Debug, Clone, Default)]
 pub struct Reservation {
     _permit: Option<Arc<OwnedSemaphorePermit>>,

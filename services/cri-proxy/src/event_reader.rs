@@ -83,7 +83,8 @@ impl EventReader {
                     let info = RuntimeInfo { error: error.clone(), ..RuntimeInfo::default() };
                     self.set_info(&mut runtime, info);
                     self.hub.set_state(state(pb::HintSource::None, false, &error));
-                    // Connecting to a missing socket costs nothing. A runtime that answers with errors gets a longer pause.
+                    // Connecting to a missing socket costs nothing. A runtime that answers with errors gets a
+                    // longer pause.
                     if self.upstream.is_connected().await {
                         tokio::time::sleep(backoff.next_wait()).await;
                     } else {
@@ -170,7 +171,8 @@ impl EventReader {
         self.read(pb::HintSource::Cri, opening, std::future::pending(), hints::from_cri).await
     }
 
-    /// Opens a stream and reads it. `marker` runs until the stream is open, and may make the server answer sooner.
+    /// Opens a stream and reads it. `marker` runs until the stream is open, and may make the server answer
+    /// sooner.
     async fn read<T>(
         &self,
         source: pb::HintSource,

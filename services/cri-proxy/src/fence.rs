@@ -57,7 +57,8 @@ impl FenceError {
 }
 
 impl FencingToken {
-    /// Reads the metadata of a call. Epochs are read only from the owner's calls, so that no other caller can lock out the owner.
+    /// Reads the metadata of a call. Epochs are read only from the owner's calls, so that no other caller can
+    /// lock out the owner.
     ///
     /// # Errors
     /// Fails if a required epoch is missing, or if a value is not a number.
@@ -102,8 +103,8 @@ impl Fence {
         self.highest.load(Ordering::SeqCst)
     }
 
-    /// Checks a token and records its epoch. Called when a call arrives, and again before it is sent, since the process may have been
-    /// suspended in between.
+    /// Checks a token and records its epoch. Called when a call arrives, and again before it is sent, since
+    /// the process may have been suspended in between.
     ///
     /// # Errors
     /// Fails if the epoch is stale or the deadline has passed.

@@ -1,7 +1,7 @@
 //! Forwards calls to the runtime: policy, fence, join, lane, request, trailers.
 //!
-//! Unary calls and lists are read and answered as a whole; other streams are passed through frame by frame. A mutation runs in a task of
-//! its own, so that it completes even if its caller disconnects.
+//! Unary calls and lists are read and answered as a whole; other streams are passed through frame by frame. A
+//! mutation runs in a task of its own, so that it completes even if its caller disconnects.
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -109,8 +109,8 @@ pub struct Call {
 }
 
 impl Call {
-    /// Returns the time limit of the call once it is sent, at most [`quintlet_kit::clock::FAR`]. The caller's `grpc-timeout` takes
-    /// precedence over the table.
+    /// Returns the time limit of the call once it is sent, at most [`quintlet_kit::clock::FAR`]. The caller's
+    /// `grpc-timeout` takes precedence over the table.
     fn timeout(&self, usual: Duration) -> Option<Duration> {
         let timeout = reply::grpc_timeout(&self.headers).or(match self.policy.deadline {
             Deadline::Default => Some(usual),
@@ -126,8 +126,9 @@ impl Call {
 }
 
 impl Forwarder {
-    /// Creates a forwarder to the runtime at `upstream`, with its own image service if there is one. Pods are in the containerd namespace
-    /// `namespace`. `timeout` is the default time limit of a call, `byte_limit` the limit of a socket.
+    /// Creates a forwarder to the runtime at `upstream`, with its own image service if there is one. Pods are
+    /// in the containerd namespace `namespace`. `timeout` is the default time limit of a call, `byte_limit`
+    /// the limit of a socket.
     #[must_use]
     pub fn new(
         upstream: Upstream,
@@ -253,7 +254,8 @@ impl Forwarder {
         work.instrument(span).await
     }
 
-    /// Refuses a call during which this version of the runtime may end. Callers have another source, as for a runtime without the method.
+    /// Refuses a call during which this version of the runtime may end. Callers have another source, as for a
+    /// runtime without the method.
     async fn refuse_fatal(&self, row: &Policy) -> Option<Reply> {
         let (code, message) = match self.runtime.refusal(&self.upstream, row).await {
             Ok(why) => (Code::Unimplemented, why?),

@@ -11,7 +11,8 @@ use tokio::sync::broadcast::error::RecvError;
 use crate::metrics::Metrics;
 use crate::runtime_info;
 
-/// Number of hints that a subscriber may lag behind: a burst of 500 containers with five events each, and half as many again.
+/// Number of hints that a subscriber may lag behind: a burst of 500 containers with five events each, and
+/// half as many again.
 pub const CAPACITY: usize = 4096;
 
 /// Distributes events to subscribers.
@@ -125,7 +126,8 @@ pub const TOPICS: [&str; 6] = [
     "/tasks/oom",
 ];
 
-/// Converts a containerd event to a hint. Returns none for exits of exec processes, other topics, and undecodable events.
+/// Converts a containerd event to a hint. Returns none for exits of exec processes, other topics, and
+/// undecodable events.
 #[must_use]
 pub fn from_containerd(envelope: &containerd_client::types::Envelope) -> Option<pb::Hint> {
     use containerd_client::events as ev;

@@ -36,7 +36,8 @@ type Entries = Arc<Mutex<HashMap<CallKey, Entry>>>;
 #[derive(Debug, Clone, Default)]
 pub struct InFlight(Entries);
 
-/// The call that runs for all that joined it. If it is dropped without a reply, its key is free and the joined calls get an unknown outcome.
+/// The call that runs for all that joined it. If it is dropped without a reply, its key is free and the
+/// joined calls get an unknown outcome.
 #[derive(Debug)]
 pub struct Leader {
     entries: Entries,

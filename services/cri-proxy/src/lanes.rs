@@ -1,8 +1,9 @@
 //! Lanes: one queue and concurrency limit per kind of call to the runtime.
 //!
-//! A queue is first in, first out among calls of one [`Priority`]. Calls of critical pods precede others, and the calls of a pod
-//! that is almost started precede those of a pod that has only begun, so that pods become ready one after the other and not all at
-//! the end. A call is overtaken only [`MAX_OVERTAKEN`] times once it is the first of its priority.
+//! A queue is first in, first out among calls of one [`Priority`]. Calls of critical pods precede others, and
+//! the calls of a pod that is almost started precede those of a pod that has only begun, so that pods become
+//! ready one after the other and not all at the end. A call is overtaken only [`MAX_OVERTAKEN`] times once it
+//! is the first of its priority.
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,8 @@ use tokio::sync::oneshot;
 use crate::adaptive::Adaptive;
 use crate::policy::Lane;
 
-/// Maximum number of waiting calls per lane: 8 for each of 512 pods. Further calls are refused with the outcome not-dispatched.
+/// Maximum number of waiting calls per lane: 8 for each of 512 pods. Further calls are refused with the
+/// outcome not-dispatched.
 pub const MAX_QUEUE: usize = 4096;
 /// Maximum number of concurrent pulls per registry.
 const PULLS_PER_HOST: usize = 4;
@@ -322,7 +324,8 @@ mod tests {
         assert!(limiter.enter(Priority::Other).now_or_never().is_none(), "a place came free");
     }
 
-    /// Lets a limiter of one slot admit all these calls one after the other, and returns their positions in that order.
+    /// Lets a limiter of one slot admit all these calls one after the other, and returns their positions in
+    /// that order.
     fn order(calls: &[Priority]) -> Vec<usize> {
         let limiter = Limiter::new(1);
         let mut held = limiter.enter(Priority::Other).now_or_never().flatten();

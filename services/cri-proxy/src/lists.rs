@@ -1,8 +1,9 @@
 //! Conversion between list replies and list streams.
 //!
-//! A list may exceed the size of a gRPC message (16 MiB at the runtime, here and at callers). The CRI of Kubernetes 1.36 has a stream for
-//! each list. Both have the same request, and items are field 1 in the messages of both. So the concatenated messages of a stream are a
-//! list reply, and a list reply split between its fields is a stream. The code does not depend on the message types.
+//! A list may exceed the size of a gRPC message (16 MiB at the runtime, here and at callers). The CRI of
+//! Kubernetes 1.36 has a stream for each list. Both have the same request, and items are field 1 in the
+//! messages of both. So the concatenated messages of a stream are a list reply, and a list reply split
+//! between its fields is a stream. The code does not depend on the message types.
 use std::collections::HashMap;
 
 use bytes::{Bytes, BytesMut};
@@ -53,7 +54,8 @@ pub fn list_methods(row: &Policy) -> Option<ListMethods> {
     })
 }
 
-/// The list streams that the runtime does not implement, per connection: after a reconnect they are tried again.
+/// The list streams that the runtime does not implement, per connection: after a reconnect they are tried
+/// again.
 #[derive(Debug, Default)]
 pub struct UnsupportedListStreams(Mutex<HashMap<&'static str, u64>>);
 
@@ -94,7 +96,8 @@ pub enum BadList {
 
 /// Splits list replies, streamed or not, into messages of whole items. Each byte is copied once.
 ///
-/// It holds the message in construction and the item being read: at most `chunk`, the last input, and one item.
+/// It holds the message in construction and the item being read: at most `chunk`, the last input, and one
+/// item.
 #[derive(Debug)]
 pub struct ListSplitter {
     chunk: usize,

@@ -1,7 +1,8 @@
 //! `ContainerLogs`: reads log files for node-api, which has no root.
 //!
-//! The runtime reports the path of a log. The file is opened beneath the log directory without following links, so that no other file of
-//! the host can be read. A follower continues through rotations. It ends when the container has terminated and the log is read.
+//! The runtime reports the path of a log. The file is opened beneath the log directory without following
+//! links, so that no other file of the host can be read. A follower continues through rotations. It ends when
+//! the container has terminated and the log is read.
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -116,7 +117,8 @@ impl pb::container_logs_server::ContainerLogs for ContainerLogs {
     }
 }
 
-/// Opens a log beneath `root`. Finding the last lines of a large file may take long, so this runs on a blocking thread.
+/// Opens a log beneath `root`. Finding the last lines of a large file may take long, so this runs on a
+/// blocking thread.
 async fn open(root: Arc<Path>, path: PathBuf, tail: Option<u64>) -> Result<Followed, Status> {
     let opening = move || {
         failpoint::work!("log opened");
@@ -178,7 +180,8 @@ impl Reader {
         }
     }
 
-    /// Sends what can be read. Returns whether a rotation is in progress, or none if the client has disconnected.
+    /// Sends what can be read. Returns whether a rotation is in progress, or none if the client has
+    /// disconnected.
     async fn drain(&mut self, through: bool) -> Option<bool> {
         loop {
             let mut log = self.log.take()?;

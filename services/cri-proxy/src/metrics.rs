@@ -75,7 +75,8 @@ const OPERATION_BUCKETS: &[f64] = &[
     745.058_059_692_382_8,
 ];
 
-/// Returns the kubelet's name of a method, if the kubelet counts it (`pkg/kubelet/kuberuntime: instrumentedRuntimeService`).
+/// Returns the kubelet's name of a method, if the kubelet counts it
+/// (`pkg/kubelet/kuberuntime: instrumentedRuntimeService`).
 fn operation(method: &str) -> Option<&'static str> {
     Some(match method {
         "Version" => "version",

@@ -1,8 +1,8 @@
 //! Kills tasks that containerd has orphaned and that keep a container from being removed.
 //!
-//! containerd 1.6 abandons a StartContainer when the connection of its caller ends. Its cleanup may run with the same cancelled context.
-//! Then the CRI reports the container as exited while its task is still running, and RemoveContainer fails forever with "cannot delete
-//! running task".
+//! containerd 1.6 abandons a StartContainer when the connection of its caller ends. Its cleanup may run with
+//! the same cancelled context. Then the CRI reports the container as exited while its task is still running,
+//! and RemoveContainer fails forever with "cannot delete running task".
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -37,8 +37,9 @@ impl OrphanedTasks {
 
     /// Kills the task of a container whose removal has failed. Returns true if there was one.
     ///
-    /// The CRI stops a container that it knows to run before it removes it, so a task that still exists is orphaned. The decision is based on
-    /// the task, not on the error text. On other runtimes than containerd, this does nothing.
+    /// The CRI stops a container that it knows to run before it removes it, so a task that still exists is
+    /// orphaned. The decision is based on the task, not on the error text. On other runtimes than containerd,
+    /// this does nothing.
     pub async fn kill_after_failed_removal(&self, request: &Bytes) -> bool {
         let Ok(request) = RemoveContainerRequest::decode(request.clone()) else { return false };
         let id = request.container_id;

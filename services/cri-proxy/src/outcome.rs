@@ -4,7 +4,8 @@ use tonic::Code;
 
 /// Returns the outcome of a call that the runtime answered.
 ///
-/// Codes that a connection, a proxy or a cancelled context may also produce are unknown: the runtime may have executed the call.
+/// Codes that a connection, a proxy or a cancelled context may also produce are unknown: the runtime may have
+/// executed the call.
 #[must_use]
 pub fn from_status(method: &str, code: Code, message: &str) -> Outcome {
     match code {
@@ -31,9 +32,10 @@ pub fn from_status(method: &str, code: Code, message: &str) -> Outcome {
 
 /// Returns whether the runtime reports that an earlier call for the same object is still in progress.
 ///
-/// This is the only place that depends on texts, since neither containerd nor CRI-O has a code for it. containerd reports
-/// `failed to reserve sandbox name "…": name "…" is reserved for "…"` (code Unknown, in 2.1 FailedPrecondition), and for containers
-/// `… container is already in starting state` or `… in removing state`. CRI-O reports `… name is reserved` while it creates the first.
+/// This is the only place that depends on texts, since neither containerd nor CRI-O has a code for it.
+/// containerd reports `failed to reserve sandbox name "…": name "…" is reserved for "…"` (code Unknown, in
+/// 2.1 FailedPrecondition), and for containers `… container is already in starting state` or
+/// `… in removing state`. CRI-O reports `… name is reserved` while it creates the first.
 #[must_use]
 pub fn is_in_flight(method: &str, message: &str) -> bool {
     match method {

@@ -9,7 +9,8 @@ pub use quintlet_kit::paths::CriSocket as Socket;
 pub enum Class {
     /// Changes nothing.
     Read,
-    /// Changes state: fenced on the socket `sync`, joined with identical calls, and completed even if the caller disconnects.
+    /// Changes state: fenced on the socket `sync`, joined with identical calls, and completed even if the
+    /// caller disconnects.
     Mutation,
     /// An endless server stream: passed through frame by frame on a connection of its own.
     Stream,
@@ -104,7 +105,8 @@ impl Lane {
         }
     }
 
-    /// Returns the lane of the calls that node-api sends for its users, so that these do not delay the calls of other services.
+    /// Returns the lane of the calls that node-api sends for its users, so that these do not delay the calls
+    /// of other services.
     fn of_users(self) -> Self {
         match self {
             Self::List => Self::ListUser,

@@ -1,4 +1,5 @@
-//! Replies as frames: the runtime's reply, unchanged, with the proxy's trailers. Helpers for gRPC over raw HTTP/2.
+//! Replies as frames: the runtime's reply, unchanged, with the proxy's trailers. Helpers for gRPC over raw
+//! HTTP/2.
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -200,7 +201,8 @@ pub fn request(path: &str, headers: HeaderMap, body: Body) -> Request<Body> {
     let mut request = Request::new(body);
     *request.method_mut() = http::Method::POST;
     *request.version_mut() = http::Version::HTTP_2;
-    // The path was received as a valid path. If it is invalid behind an authority, the request goes to "/", which the runtime refuses.
+    // The path was received as a valid path. If it is invalid behind an authority, the request goes to "/",
+    // which the runtime refuses.
     *request.uri_mut() = http::Uri::builder()
         .scheme("http")
         .authority("localhost")

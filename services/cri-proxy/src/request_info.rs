@@ -8,7 +8,8 @@ use crate::policy::{IMAGE, RUNTIME};
 /// Identifies mutations in flight.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum CallKey {
-    /// Calls with the same parts are for the same object (pod UID, name and attempt, or an ID). If their bytes differ, they conflict.
+    /// Calls with the same parts are for the same object (pod UID, name and attempt, or an ID). If their
+    /// bytes differ, they conflict.
     Named { method: &'static str, parts: Vec<String> },
     /// Only identical calls have the same key.
     Exact { method: &'static str, bytes: Bytes },
@@ -43,15 +44,16 @@ pub struct RequestInfo {
     pub seconds: Option<i64>,
 }
 
-/// Requests whose first field is the ID of the object. That also holds for methods of later versions of the CRI.
+/// Requests whose first field is the ID of the object. That also holds for methods of later versions of the
+/// CRI.
 #[derive(Clone, PartialEq, prost::Message)]
 struct ById {
     #[prost(string, tag = "1")]
     id: String,
 }
 
-/// The parts of a CreateContainerRequest that identify the container. The other parts, which are most of the bytes, are not
-/// decoded.
+/// The parts of a CreateContainerRequest that identify the container. The other parts, which are most of the
+/// bytes, are not decoded.
 #[derive(Clone, PartialEq, prost::Message)]
 struct CreateContainer {
     #[prost(string, tag = "1")]
@@ -115,7 +117,8 @@ pub fn parse(
             ];
             RequestInfo { key: named(parts), pod_uid: non_empty(sandbox.uid), ..RequestInfo::default() }
         }
-        // A stop with another grace period is another call: a shorter one must reach the runtime while the first waits.
+        // A stop with another grace period is another call: a shorter one must reach the runtime while the
+        // first waits.
         (RUNTIME, "StopContainer") => {
             let request = v1::StopContainerRequest::decode(bytes).map_err(unreadable)?;
             RequestInfo { key: exact(), seconds: Some(request.timeout), ..RequestInfo::default() }
@@ -165,7 +168,8 @@ fn non_empty(text: String) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-/// Returns the registry of an image reference. The first component is a host only if it has a dot or a colon, or is `localhost`.
+/// Returns the registry of an image reference. The first component is a host only if it has a dot or a colon,
+/// or is `localhost`.
 #[must_use]
 pub fn registry_host(image: &str) -> &str {
     match image.split_once('/') {

@@ -58,8 +58,9 @@ impl RuntimeInfo {
 
     /// Returns whether the runtime may end during a call of this method.
     ///
-    /// containerd 1.6 up to 1.6.21 stores the CPU time of a sandbox in a map that others read or write at the same time, and then ends with
-    /// "concurrent map writes" (<https://github.com/containerd/containerd/pull/8130>). Containers survive that; calls in flight fail.
+    /// containerd 1.6 up to 1.6.21 stores the CPU time of a sandbox in a map that others read or write at the
+    /// same time, and then ends with "concurrent map writes"
+    /// (<https://github.com/containerd/containerd/pull/8130>). Containers survive that; calls in flight fail.
     #[must_use]
     pub fn may_end_during(&self, method: &str) -> bool {
         SANDBOX_STATS.contains(&method)

@@ -42,7 +42,8 @@ use crate::upstream::Upstream;
 
 /// Maximum number of concurrent calls on a connection: 8 for each of 500 pods. Clients queue further calls.
 const MAX_STREAMS: u32 = 4096;
-/// Maximum number of connections per socket. A client has one for its calls, and one per health or metrics request.
+/// Maximum number of connections per socket. A client has one for its calls, and one per health or metrics
+/// request.
 pub const CONNECTIONS: usize = 64;
 /// Mode of the sockets. Access is restricted by the mode of each directory and by the list of users.
 const SOCKET_MODE: u32 = 0o660;
@@ -291,7 +292,8 @@ impl SocketServer {
             ended = &mut connection => ended,
             () = close_connections.cancelled() => {
                 connection.as_mut().graceful_shutdown();
-                // Watches do not end by themselves. They are closed, and their callers reconnect to the next process.
+                // Watches do not end by themselves. They are closed, and their callers reconnect to the next
+                // process.
                 tokio::time::timeout(CLOSE_TIMEOUT, &mut connection).await.unwrap_or(Ok(()))
             }
         };

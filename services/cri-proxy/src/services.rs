@@ -66,8 +66,8 @@ impl pb::proxy_info_server::ProxyInfo for ProxyInfoService {
     }
 }
 
-/// Verifies exec grants. The key is read again if a grant does not fit: pod-sync may have created another one after the directory of
-/// the key was removed.
+/// Verifies exec grants. The key is read again if a grant does not fit: pod-sync may have created another one
+/// after the directory of the key was removed.
 #[derive(Debug)]
 pub struct GrantVerifier {
     path: PathBuf,
@@ -95,7 +95,8 @@ impl GrantVerifier {
         }
         let (path, is_known) = (self.path.clone(), known.is_some());
         let read = move || {
-            // A key that only this process has would fit no grant of pod-sync, so a known one is not replaced by it.
+            // A key that only this process has would fit no grant of pod-sync, so a known one is not replaced
+            // by it.
             if is_known { GrantKey::load(&path) } else { GrantKey::load_or_create(&path) }
         };
         match task::blocking(read).await {
@@ -171,7 +172,8 @@ impl pb::probe_exec_server::ProbeExec for ProbeExecService {
                     timed_out: false,
                 }))
             }
-            // The runtime reports that the command exceeded its time limit. A runtime that hangs does not answer.
+            // The runtime reports that the command exceeded its time limit. A runtime that hangs does not
+            // answer.
             Code::DeadlineExceeded if !reply.is_local() => {
                 Ok(Response::new(pb::ProbeExecReply { timed_out: true, ..Default::default() }))
             }

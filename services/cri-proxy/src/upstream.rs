@@ -1,4 +1,5 @@
-//! Connections to the runtime. They are opened on demand, at most every 100 ms. Errors say whether a request was sent.
+//! Connections to the runtime. They are opened on demand, at most every 100 ms. Errors say whether a request
+//! was sent.
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -22,7 +23,8 @@ pub const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// HTTP/2 window of a stream: data of the runtime that may be unread.
 const STREAM_WINDOW: u32 = 4 << 20;
-/// HTTP/2 window of the connection. Slow readers do not block others: the four concurrent lists fill a quarter of it.
+/// HTTP/2 window of the connection. Slow readers do not block others: the four concurrent lists fill a
+/// quarter of it.
 const CONNECTION_WINDOW: u32 = 64 << 20;
 
 /// There is no connection to the runtime.
@@ -82,7 +84,8 @@ impl Upstream {
         Self { path: self.path.clone(), state: Arc::default() }
     }
 
-    /// Sends a request. Returns the head of the response. A request that the connection did not send is sent again on a new one.
+    /// Sends a request. Returns the head of the response. A request that the connection did not send is sent
+    /// again on a new one.
     ///
     /// # Errors
     /// The error says whether the runtime may have received the request.
@@ -120,8 +123,8 @@ impl Upstream {
         self.sender().await.map(drop)
     }
 
-    /// Connects if there is no connection. Returns the number of the connection, counted from 1. A call sent after this uses this
-    /// connection or a later one.
+    /// Connects if there is no connection. Returns the number of the connection, counted from 1. A call sent
+    /// after this uses this connection or a later one.
     ///
     /// # Errors
     /// Fails as [`Self::ensure`].
@@ -172,8 +175,9 @@ impl Upstream {
         if !is_trusted(server, nix::unistd::geteuid().as_raw()) {
             return Err(format!("the socket is served by uid {server} and not by root: not trusted"));
         }
-        // No HTTP/2 pings: a unix socket reports at once that its peer has ended, Go's gRPC servers close connections with frequent pings,
-        // and calls to a runtime that hangs must fail by their deadline, not by their connection.
+        // No HTTP/2 pings: a unix socket reports at once that its peer has ended, Go's gRPC servers close
+        // connections with frequent pings, and calls to a runtime that hangs must fail by their deadline, not
+        // by their connection.
         let (sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .initial_stream_window_size(STREAM_WINDOW)
@@ -191,8 +195,8 @@ impl Upstream {
     }
 }
 
-/// Returns whether a user may serve the runtime's socket. The runtime gets the environment of every container, and decides what is
-/// removed from the node.
+/// Returns whether a user may serve the runtime's socket. The runtime gets the environment of every
+/// container, and decides what is removed from the node.
 fn is_trusted(server: u32, own: u32) -> bool {
     server == 0 || server == own
 }

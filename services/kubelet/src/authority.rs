@@ -1,5 +1,5 @@
-//! Compares certificates with authorities by name and key ID. A file of another cluster of kubeadm has an authority of the same name with
-//! another key. Signatures are checked where the certificates are used.
+//! Compares certificates with authorities by name and key ID. A file of another cluster of kubeadm has an
+//! authority of the same name with another key. Signatures are checked where the certificates are used.
 
 use std::collections::BTreeSet;
 

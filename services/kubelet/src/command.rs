@@ -1,7 +1,8 @@
 //! Translates the command line of a kubelet. Reads the configuration files, and does no other I/O.
 //!
-//! A flag for a field that `quintctl up` has an option for becomes that option. Any other flag goes to the services that honour it, or
-//! to the service that warns that it has no effect. The verdicts are those of the table in `quintlet-config`.
+//! A flag for a field that `quintctl up` has an option for becomes that option. Any other flag goes to the
+//! services that honour it, or to the service that warns that it has no effect. The verdicts are those of the
+//! table in `quintlet-config`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -145,7 +146,8 @@ fn argument(name: &'static str, is_switch: bool) -> Arg {
     }
 }
 
-/// Returns the fields with a flag: the kubelet's or, where it has none, that of Quintlet. A flag of several fields is left out.
+/// Returns the fields with a flag: the kubelet's or, where it has none, that of Quintlet. A flag of several
+/// fields is left out.
 fn field_flags() -> Vec<(&'static str, &'static Row)> {
     let rows = || Document::ALL.into_iter().flat_map(Document::rows);
     let name = |row: &'static Row| row.kubelet_flag.or(row.own_flag);
@@ -213,7 +215,8 @@ impl KubeletCommand {
     }
 }
 
-/// The settings of a node that another agent on the same machine may have as well. `quintctl install` reads them.
+/// The settings of a node that another agent on the same machine may have as well. `quintctl install` reads
+/// them.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct SharedSettings {
@@ -244,7 +247,8 @@ impl Routes {
         let has = |name: &str| up.get_arguments().any(|arg| arg.get_long() == Some(name));
         let mut routes = Self { up: Vec::new(), services: forwarded.to_vec(), certificates: None };
         for (_, row, value) in fields {
-            // Certificates that pod-sync requests. The self-signed one of node-api is in a directory of its own.
+            // Certificates that pod-sync requests. The self-signed one of node-api is in a directory of its
+            // own.
             if row.field == "certDir" {
                 routes.certificates = value.text().map(PathBuf::from);
                 continue;

@@ -1,7 +1,8 @@
 //! Checks the files of a node of kubeadm before the services start. Only reads.
 //!
-//! A kubelet that finds such a file missing or broken exits with a chain of errors, or starts and fails later. Here each problem is one
-//! line with the path, the cause and the remedy, and nothing on the node has changed.
+//! A kubelet that finds such a file missing or broken exits with a chain of errors, or starts and fails
+//! later. Here each problem is one line with the path, the cause and the remedy, and nothing on the node has
+//! changed.
 
 use std::fmt;
 use std::io;
@@ -120,8 +121,8 @@ pub(super) fn check_config(places: &ConfigPlaces, by_kubeadm: bool) -> Result<()
 
 /// Returns the problems of the other files. `has_flags`: the flags of the node are in the environment.
 ///
-/// A node of kubeadm has its flags in the environment, and the authority of its API server is that of its clients. A node that was set
-/// up by hand need not.
+/// A node of kubeadm has its flags in the environment, and the authority of its API server is that of its
+/// clients. A node that was set up by hand need not.
 pub(super) fn check(files: &NodeFiles, by_kubeadm: bool, has_flags: bool) -> Vec<FileProblem> {
     let mut problems = Vec::new();
     let mut keep = |result: Result<(), FileProblem>| problems.extend(result.err());

@@ -1,7 +1,8 @@
-//! `kubelet`: the services in the place of a kubelet, with its command line and the files that kubeadm writes for it.
+//! `kubelet`: the services in the place of a kubelet, with its command line and the files that kubeadm writes
+//! for it.
 //!
-//! `command` translates the command line to that of `quintctl up`. `files` checks the files of kubeadm before anything on the node
-//! is created or changed.
+//! `command` translates the command line to that of `quintctl up`. `files` checks the files of kubeadm before
+//! anything on the node is created or changed.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 use std::io::Write as _;
@@ -114,7 +115,8 @@ fn print_version() -> ExitCode {
     if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Prints a line per problem. Invalid content precedes missing files in the exit code, since it must be changed by hand.
+/// Prints a line per problem. Invalid content precedes missing files in the exit code, since it must be
+/// changed by hand.
 fn report(problems: &[FileProblem]) -> ExitCode {
     problems.iter().for_each(|problem| print_line(&problem.to_string()));
     let is_invalid = problems.iter().any(FileProblem::is_invalid);

@@ -1,5 +1,5 @@
-//! `/allocatedPods` and `/allocatedPods/{namespace}/{name}[/{uid}]`: pods with the resources that the node has allocated to them, without
-//! a status (`pkg/kubelet/allocation: GetAllocatedPods`).
+//! `/allocatedPods` and `/allocatedPods/{namespace}/{name}[/{uid}]`: pods with the resources that the node
+//! has allocated to them, without a status (`pkg/kubelet/allocation: GetAllocatedPods`).
 
 use std::collections::BTreeMap;
 
@@ -64,8 +64,8 @@ fn is_uid_of(view: &PodView, uid: &str) -> bool {
     view.uid == uid || (!view.mirror_uid.is_empty() && view.mirror_uid == uid)
 }
 
-/// Returns the pod with an empty status. `None` if nothing is allocated to it: it waits for its admission, was rejected or has ended.
-/// The object of pod-sync has the allocated resources.
+/// Returns the pod with an empty status. `None` if nothing is allocated to it: it waits for its admission,
+/// was rejected or has ended. The object of pod-sync has the allocated resources.
 fn allocated_pod(view: &PodView) -> Option<Fields> {
     #[derive(Default, Deserialize)]
     struct Status {

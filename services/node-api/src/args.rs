@@ -1,5 +1,5 @@
-//! The command line. Flags have the names of the kubelet's flags and the defaults of a kubelet with a configuration file.
-//! Fields of that file replace the defaults.
+//! The command line. Flags have the names of the kubelet's flags and the defaults of a kubelet with a
+//! configuration file. Fields of that file replace the defaults.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -20,8 +20,8 @@ pub enum Mode {
     AlwaysAllow,
 }
 
-/// Serves the kubelet's HTTPS API: logs, exec, attach, port-forward, pods, statistics and metrics. Needs neither root nor the
-/// runtime's socket.
+/// Serves the kubelet's HTTPS API: logs, exec, attach, port-forward, pods, statistics and metrics. Needs
+/// neither root nor the runtime's socket.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "node-api", version)]
 pub struct NodeApiArgs {
@@ -66,16 +66,19 @@ pub struct NodeApiArgs {
     /// How long a denied SubjectAccessReview is cached
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration)]
     pub authorization_webhook_cache_unauthorized_ttl: Duration,
-    /// Serving certificate with its chain; reloaded when it changes. Default: a self-signed certificate in --cert-dir
+    /// Serving certificate with its chain; reloaded when it changes. Default: a self-signed certificate in
+    /// --cert-dir
     #[arg(long, value_name = "FILE")]
     pub tls_cert_file: Option<PathBuf>,
     /// Key of the serving certificate
     #[arg(long, value_name = "FILE")]
     pub tls_private_key_file: Option<PathBuf>,
-    /// Serve the certificate that pod-sync requests from the API server. TLS handshakes fail until there is one
+    /// Serve the certificate that pod-sync requests from the API server. TLS handshakes fail until there is
+    /// one
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", default_value_t = false)]
     pub rotate_server_certificates: bool,
-    /// The certificate that pod-sync requests, with its key [default: kubelet-server-current.pem in --cert-dir]
+    /// The certificate that pod-sync requests, with its key
+    /// [default: kubelet-server-current.pem in --cert-dir]
     #[arg(long, value_name = "FILE")]
     pub issued_certificate_file: Option<PathBuf>,
     /// Directory of the self-signed certificate
@@ -105,9 +108,10 @@ pub struct NodeApiArgs {
     /// Directory that is served at /logs/
     #[arg(long, value_name = "DIR", default_value = "/var/log")]
     pub system_log_dir: PathBuf,
-    /// Feature gate, `Name=true`. May be repeated. Gates with an effect here: PodLogsQuerySplitStreams lets readers of container
-    /// logs select stdout or stderr; ContainerCheckpoint=false disables /checkpoint; KubeletAllocatedPodsEndpoint serves /allocatedPods;
-    /// HugepageAwareEviction counts huge pages in the statistics of memory
+    /// Feature gate, `Name=true`. May be repeated. Gates with an effect here: PodLogsQuerySplitStreams lets
+    /// readers of container logs select stdout or stderr; ContainerCheckpoint=false disables /checkpoint;
+    /// KubeletAllocatedPodsEndpoint serves /allocatedPods; HugepageAwareEviction counts huge pages in the
+    /// statistics of memory
     #[arg(long, value_delimiter = ',', value_name = "GATE")]
     pub feature_gates: Vec<String>,
     /// Root directory of the node, for statistics of its file system

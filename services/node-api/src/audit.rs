@@ -1,5 +1,5 @@
-//! The audit log: one line per request that acts on a container, with its user and result. The target of the lines is `audit`, which
-//! no log filter disables.
+//! The audit log: one line per request that acts on a container, with its user and result. The target of the
+//! lines is `audit`, which no log filter disables.
 
 use std::net::SocketAddr;
 

@@ -1,8 +1,8 @@
-//! `POST /checkpoint/{namespace}/{pod}/{container}`: writes the state of a running container to a file on the node
-//! (`pkg/kubelet/server: checkpoint`).
+//! `POST /checkpoint/{namespace}/{pod}/{container}`: writes the state of a running container to a file on the
+//! node (`pkg/kubelet/server: checkpoint`).
 //!
-//! pod-sync makes the checkpoint and chooses the file. This process passes only the name of the container: a caller that could name
-//! the file could write anywhere with the runtime's rights.
+//! pod-sync makes the checkpoint and chooses the file. This process passes only the name of the container: a
+//! caller that could name the file could write anywhere with the runtime's rights.
 
 use http::StatusCode;
 use serde_json::{Value, json};

@@ -108,13 +108,15 @@ impl ConnectionState {
         Self { pass, limits, state: Mutex::new(state), changed: Notify::new() }
     }
 
-    /// Takes a slot of a client that is known from its certificate, so that untrusted connections do not displace this one. The
-    /// connection remains untrusted if there is none: [`ConnectionState::trust`] reports that.
+    /// Takes a slot of a client that is known from its certificate, so that untrusted connections do not
+    /// displace this one. The connection remains untrusted if there is none: [`ConnectionState::trust`]
+    /// reports that.
     pub(crate) fn identify(&self, client: &Client) {
         let _ = self.pass.claim(client, &self.limits);
     }
 
-    /// Marks the connection as trusted: a request of the client was authorized on it. The connection counts for its first client.
+    /// Marks the connection as trusted: a request of the client was authorized on it. The connection counts
+    /// for its first client.
     ///
     /// # Errors
     /// Fails if the client has its share of connections.
@@ -133,14 +135,15 @@ impl ConnectionState {
         self.pass.pool()
     }
 
-    /// Records a refused request. If no request was authorized before, the connection is closed after the response.
+    /// Records a refused request. If no request was authorized before, the connection is closed after the
+    /// response.
     pub fn refuse(&self) {
         self.state.lock().refused.get_or_insert_with(Instant::now);
         self.changed.notify_one();
     }
 
-    /// Does the same as [`ConnectionState::refuse`] once the requests in flight are answered: a client of HTTP/2 may fail a request whose
-    /// answer follows a GOAWAY.
+    /// Does the same as [`ConnectionState::refuse`] once the requests in flight are answered: a client of
+    /// HTTP/2 may fail a request whose answer follows a GOAWAY.
     pub(crate) fn refuse_once_answered(&self) {
         self.state.lock().refused_once_answered = true;
     }
@@ -222,8 +225,8 @@ impl Progress {
     }
 }
 
-/// Runs each stream of an HTTP/2 connection in a task. If the client does not read a response within the limit, the response is
-/// abandoned and its connection is drained.
+/// Runs each stream of an HTTP/2 connection in a task. If the client does not read a response within the
+/// limit, the response is abandoned and its connection is drained.
 #[derive(Debug, Clone)]
 pub(crate) struct Streams(pub(crate) Arc<ConnectionState>);
 
@@ -236,7 +239,8 @@ where
         let progress = Arc::new(Progress::default());
         let (watched, life) = (progress.clone(), self.0.clone());
         drop(task::spawn_contained("node-api-stream", None, async move {
-            // Dropping the stream frees its buffers except for its last piece. h2 sends the reset after that piece.
+            // Dropping the stream frees its buffers except for its last piece. h2 sends the reset after that
+            // piece.
             tokio::select! {
                 _ = STREAM.scope(progress, stream) => {}
                 () = watched.stalled(life.limits.write) => {
@@ -248,7 +252,8 @@ where
     }
 }
 
-/// Size of the pieces in which a response is sent over HTTP/2. h2 does not report whether the client has read a piece that it took.
+/// Size of the pieces in which a response is sent over HTTP/2. h2 does not report whether the client has read
+/// a piece that it took.
 const PIECE: usize = 16 << 10;
 
 /// A response body. The request is in flight until the body has been sent.

@@ -1,7 +1,8 @@
 //! `/containerLogs/{namespace}/{pod}/{container}`.
 //!
-//! cri-proxy reads the log file (`ContainerLogs` on its socket `node-api`), because log files belong to root. This process decodes its
-//! lines. It reads from cri-proxy only as fast as the client reads: a slow client holds four blocks, not the log.
+//! cri-proxy reads the log file (`ContainerLogs` on its socket `node-api`), because log files belong to root.
+//! This process decodes its lines. It reads from cri-proxy only as fast as the client reads: a slow client
+//! holds four blocks, not the log.
 
 use axum::body::Body;
 use bytes::Bytes;
@@ -230,7 +231,8 @@ impl Log {
         Self { chunks, decoder, follow, ended: false, _open: Open(counters.log_streams.clone()) }
     }
 
-    /// Returns the next chunk, or none at the end. An error is appended to the text, since the status has been sent.
+    /// Returns the next chunk, or none at the end. An error is appended to the text, since the status has
+    /// been sent.
     async fn next(&mut self) -> Option<Bytes> {
         let mut out = Vec::new();
         while out.is_empty() && !self.ended {

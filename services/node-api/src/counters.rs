@@ -123,8 +123,8 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// Counts a request by the first segment of its path. Paths without a route share one label, so that a scanner does not grow the
-    /// registry. The request is in flight until the returned guard is dropped.
+    /// Counts a request by the first segment of its path. Paths without a route share one label, so that a
+    /// scanner does not grow the registry. The request is in flight until the returned guard is dropped.
     #[must_use]
     pub fn request(&self, method: &http::Method, route: &str, is_readonly: bool) -> InFlightRequest {
         let labels = RequestLabels {
@@ -174,8 +174,8 @@ impl Counters {
     }
 }
 
-/// Paths that the kubelet counts as long-running (`pkg/kubelet/server: isLongRunningRequest`). Port-forward is missing there, too:
-/// the kubelet looks for another spelling.
+/// Paths that the kubelet counts as long-running (`pkg/kubelet/server: isLongRunningRequest`). Port-forward
+/// is missing there, too: the kubelet looks for another spelling.
 const LONG_RUNNING: [&str; 3] = ["exec", "attach", "debug"];
 
 /// A request in flight. An upgraded connection and a followed log are in flight until they end.

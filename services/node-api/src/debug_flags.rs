@@ -1,5 +1,6 @@
-//! `PUT /debug/flags/v`: sets the verbosity of the log lines of this process (`apiserver/pkg/server/routes: StringFlagPutHandler`,
-//! `component-base/logs: GlogSetter`). It lasts until the process ends, as a filter that `quintctl log-level` sets.
+//! `PUT /debug/flags/v`: sets the verbosity of the log lines of this process
+//! (`apiserver/pkg/server/routes: StringFlagPutHandler`, `component-base/logs: GlogSetter`). It lasts until
+//! the process ends, as a filter that `quintctl log-level` sets.
 
 use http::{HeaderValue, StatusCode, header};
 use node_api_access::User;

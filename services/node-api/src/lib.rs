@@ -1,14 +1,15 @@
 //! The node's HTTPS API, for the API server, kubectl and scrapers of metrics.
 //!
-//! node-api is a process without root and without access to the runtime's socket, so that the only network listener is separate from
-//! the owner of the runtime. It is a client of cri-proxy (socket `node-api`), of pod-sync (read-only) and of `debug.v1` of all
-//! services. Its only state are caches.
+//! node-api is a process without root and without access to the runtime's socket, so that the only network
+//! listener is separate from the owner of the runtime. It is a client of cri-proxy (socket `node-api`), of
+//! pod-sync (read-only) and of `debug.v1` of all services. Its only state are caches.
 //!
-//! A request passes [`server`], [`routes`] and [`node_api_access`], and ends in a page. [`connection`] has the life cycle of a
-//! connection. Statistics are the crate [`node_api_statistics`], streams the crate [`node_api_streams`].
+//! A request passes [`server`], [`routes`] and [`node_api_access`], and ends in a page. [`connection`] has
+//! the life cycle of a connection. Statistics are the crate [`node_api_statistics`], streams the crate
+//! [`node_api_streams`].
 //!
-//! Tasks: one per listener, per connection and per upgraded connection, and `reload` for files that have changed. `subscribers` is the
-//! port that passes streams of `quintlet.subscribe.v1` on over TCP.
+//! Tasks: one per listener, per connection and per upgraded connection, and `reload` for files that have
+//! changed. `subscribers` is the port that passes streams of `quintlet.subscribe.v1` on over TCP.
 
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]

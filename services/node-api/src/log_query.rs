@@ -1,6 +1,8 @@
-//! `/logs/?query=`: queries the journal of services, or their files in the log directory (`enableSystemLogQuery`).
+//! `/logs/?query=`: queries the journal of services, or their files in the log directory
+//! (`enableSystemLogQuery`).
 //!
-//! This process can read the journal as a member of the group `systemd-journal`, and files according to their modes.
+//! This process can read the journal as a member of the group `systemd-journal`, and files according to their
+//! modes.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

@@ -1,8 +1,9 @@
 //! Request targets that are longer than hyper reads.
 //!
-//! `kubectl exec` puts the command into the query. The kubelet reads 1 MiB of request header (`net/http: DefaultMaxHeaderBytes`), and
-//! hyper at most 64 KiB of target. [`LongTarget`] takes the end of a longer target out of the first request line of a connection, and
-//! [`Rest`] hands it to the request. Later requests of a connection have hyper's limit: the API server opens a connection per exec.
+//! `kubectl exec` puts the command into the query. The kubelet reads 1 MiB of request header
+//! (`net/http: DefaultMaxHeaderBytes`), and hyper at most 64 KiB of target. [`LongTarget`] takes the end of a
+//! longer target out of the first request line of a connection, and [`Rest`] hands it to the request. Later
+//! requests of a connection have hyper's limit: the API server opens a connection per exec.
 
 use std::io;
 use std::pin::Pin;
@@ -19,7 +20,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const CUT: usize = 60 << 10;
 /// Longest end of a target, so that the header has 1 MiB.
 const MAX_REST: usize = (1 << 20) - CUT;
-/// Steps in which memory for ends is reserved, and all of that memory. Connections without an authorized request hold some of it, too.
+/// Steps in which memory for ends is reserved, and all of that memory. Connections without an authorized
+/// request hold some of it, too.
 const STEP: usize = 64 << 10;
 const STEPS: usize = 256;
 

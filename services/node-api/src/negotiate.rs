@@ -1,7 +1,8 @@
 //! Content negotiation of `/statusz` and `/flagz` by `Accept`.
 //!
-//! As in Kubernetes 1.36 (`staging/src/k8s.io/apiserver/pkg/endpoints/handlers/negotiation`): a client that names group, version and
-//! kind gets an object, other clients get text. CBOR is behind a feature gate that is off.
+//! As in Kubernetes 1.36 (`staging/src/k8s.io/apiserver/pkg/endpoints/handlers/negotiation`): a client that
+//! names group, version and kind gets an object, other clients get text. CBOR is behind a feature gate that
+//! is off.
 
 use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};

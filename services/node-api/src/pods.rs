@@ -65,7 +65,8 @@ pub async fn running(node: &Services) -> Answer {
 
 async fn find_running(node: &Services) -> Result<Vec<Value>, tonic::Status> {
     let mut pods: BTreeMap<(String, String, String), Vec<Value>> = BTreeMap::new();
-    // Only this part of each message is kept: the full messages of a full node are much larger than the response.
+    // Only this part of each message is kept: the full messages of a full node are much larger than the
+    // response.
     let take = |message: ListPodSandboxResponse| {
         let ready = message.items.iter().filter(|s| s.state == PodSandboxState::SandboxReady as i32);
         for pod in ready.filter_map(|s| pod_of(&s.labels)) {

@@ -64,7 +64,8 @@ enum Page {
     Debug,
 }
 
-/// Pages by the first segment of their path. The flag says whether the page requires `enableDebuggingHandlers`.
+/// Pages by the first segment of their path. The flag says whether the page requires
+/// `enableDebuggingHandlers`.
 const PAGES: &[(&str, Page, bool)] = &[
     ("healthz", Page::Healthz, false),
     ("pods", Page::Pods, false),
@@ -183,7 +184,8 @@ impl Routes {
         answer
     }
 
-    /// Authenticates and authorizes a request. Returns the user, or the response together with the user as far as it is known.
+    /// Authenticates and authorizes a request. Returns the user, or the response together with the user as
+    /// far as it is known.
     async fn admit(&self, peer: Option<&Peer>, request: &Request<Incoming>) -> Result<User, (User, Answer)> {
         let state = &self.state;
         let chain = peer.map(|p| p.chain.clone()).unwrap_or_default();
@@ -214,7 +216,8 @@ impl Routes {
         }
     }
 
-    /// Takes the slots that an authorized request needs: for the request itself, and for its connection if it is the first one.
+    /// Takes the slots that an authorized request needs: for the request itself, and for its connection if it
+    /// is the first one.
     fn hold(
         &self,
         client: &Client,

@@ -280,7 +280,8 @@ impl NodeApi {
     }
 }
 
-/// Returns the configured certificate, the one that pod-sync obtains, or a self-signed one (`cmd/kubelet/app: InitializeTLS`).
+/// Returns the configured certificate, the one that pod-sync obtains, or a self-signed one
+/// (`cmd/kubelet/app: InitializeTLS`).
 fn load_serving(args: &NodeApiArgs, host: &str, clock: &Clock) -> Result<ServingCertificate, TlsError> {
     // The configuration check reports a certificate without a key.
     if let (Some(cert), Some(key)) = (&args.tls_cert_file, &args.tls_private_key_file) {

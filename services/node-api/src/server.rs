@@ -1,9 +1,10 @@
-//! The listeners: accept TCP connections, terminate TLS, pass requests to [`crate::routes`], including upgrades.
+//! The listeners: accept TCP connections, terminate TLS, pass requests to [`crate::routes`], including
+//! upgrades.
 //!
 //! Tasks: one per listener, per connection, per HTTP/2 request and per upgraded connection.
 //!
-//! Stopping: no connection is accepted, idle connections are closed, requests in flight and upgraded connections have the grace period,
-//! then all are closed.
+//! Stopping: no connection is accepted, idle connections are closed, requests in flight and upgraded
+//! connections have the grace period, then all are closed.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -189,7 +190,8 @@ impl<H: Handler> Listener<H> {
                 ConnectionDecision::Close => return tracing::debug!(%address, "connection closed"),
             };
             if is_last && !ends {
-                // Sends the answers that are complete. They would follow a GOAWAY otherwise, at which some clients fail their requests.
+                // Sends the answers that are complete. They would follow a GOAWAY otherwise, at which some
+                // clients fail their requests.
                 if let Poll::Ready(served) = futures::poll!(connection.as_mut()) {
                     return ended(address, served);
                 }

@@ -16,8 +16,8 @@ use node_api_base::answer::{Answer, error};
 /// How long a page is served after it was gathered.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// A page whose gathering takes the time of other services. One gathering runs at a time, and the next one begins at least a second
-/// after it has ended. An error is a page, too.
+/// A page whose gathering takes the time of other services. One gathering runs at a time, and the next one
+/// begins at least a second after it has ended. An error is a page, too.
 #[derive(Debug, Clone, Default)]
 pub struct SharedPage(Arc<Mutex<Current>>);
 

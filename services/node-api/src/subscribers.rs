@@ -1,10 +1,12 @@
-//! Subscribers over TCP: passes `Watch` of `quintlet.subscribe.v1` on to the sockets for subscribers of the services.
+//! Subscribers over TCP: passes `Watch` of `quintlet.subscribe.v1` on to the sockets for subscribers of the
+//! services.
 //!
-//! A client needs a certificate of the CA of subscribers whose common name may subscribe. A stream has a connection of its own to the
-//! service, so that a client that does not read delays no other one, and it is verified again while it is open. Any other method is refused.
+//! A client needs a certificate of the CA of subscribers whose common name may subscribe. A stream has a
+//! connection of its own to the service, so that a client that does not read delays no other one, and it is
+//! verified again while it is open. Any other method is refused.
 //!
-//! Tasks: one per stream, which ends it early, and `listen-subscribers`. The latter reads the files and binds the address, and tries again if
-//! that fails: the node API does not depend on it.
+//! Tasks: one per stream, which ends it early, and `listen-subscribers`. The latter reads the files and binds
+//! the address, and tries again if that fails: the node API does not depend on it.
 
 mod admission;
 mod relayed;
@@ -51,7 +53,8 @@ use crate::server::{Handler, Listener, Peer};
 
 /// Interval between attempts to read the files and to bind the address.
 const RETRY: Duration = Duration::from_secs(5);
-/// Interval at which the certificate of an open stream is verified again: it may have expired, or its CA may be removed.
+/// Interval at which the certificate of an open stream is verified again: it may have expired, or its CA may
+/// be removed.
 const RECHECK: Duration = Duration::from_secs(60);
 /// Interval between log lines of refused clients, for each reason.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -59,7 +62,8 @@ const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 const MOST_REQUEST: usize = (64 << 10) + 5;
 /// Time limit for the client to read the next bytes of a stream. A stream has a message every few seconds.
 const WRITE: Duration = Duration::from_secs(60);
-/// Window of a connection to a service, and of its stream: what node-api holds for a client that does not read.
+/// Window of a connection to a service, and of its stream: what node-api holds for a client that does not
+/// read.
 const WINDOW: u32 = 64 << 10;
 /// Concurrent calls of a connection: the three streams of a node, and those that replace them.
 const CALLS: u32 = 8;
@@ -183,8 +187,8 @@ pub(crate) enum PortError {
 }
 
 impl SubscriberPort {
-    /// Returns the port, or none if the arguments have no address for it. clap and the check of the configuration report an address
-    /// without files and names.
+    /// Returns the port, or none if the arguments have no address for it. clap and the check of the
+    /// configuration report an address without files and names.
     pub(crate) fn of(args: &NodeApiArgs, tls: TlsSettings, paths: Paths, clock: Clock) -> Option<Self> {
         let settings = PortSettings {
             address: args.subscriber_listen?,
@@ -216,8 +220,8 @@ impl SubscriberPort {
         Ok(OpenPort { listener, acceptor, serving, ca })
     }
 
-    /// Serves until the stop of `template`, whose limits, handler and connections are replaced. `first` is the result of the first
-    /// [`SubscriberPort::open`].
+    /// Serves until the stop of `template`, whose limits, handler and connections are replaced. `first` is
+    /// the result of the first [`SubscriberPort::open`].
     pub(crate) async fn serve<H>(self, first: Result<OpenPort, PortError>, template: Listener<H>) {
         let Some(OpenPort { listener, acceptor, serving, ca }) = self.opened(first, &template.stop).await
         else {

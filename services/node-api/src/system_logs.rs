@@ -1,7 +1,8 @@
 //! `/logs/`: serves the files of a directory. Files outside of it are not served, not even through links.
 //!
-//! Links within the directory are resolved first, such as those of `containers` to `pods`. The result is opened beneath the directory and
-//! through no link, so that a link that is planted in between leads nowhere. A FIFO or a device is refused without waiting for its other end.
+//! Links within the directory are resolved first, such as those of `containers` to `pods`. The result is
+//! opened beneath the directory and through no link, so that a link that is planted in between leads nowhere.
+//! A FIFO or a device is refused without waiting for its other end.
 
 use std::fmt::Write as _;
 use std::fs::File;

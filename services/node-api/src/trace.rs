@@ -1,7 +1,8 @@
 //! Spans of requests, by the semantic conventions of OpenTelemetry for HTTP servers and for Kubernetes.
 //!
-//! A request has a span once it is authorized, so that no other client fills the ring or decides which traces are exported. The span ends
-//! when the request is no longer in flight: with an upgraded connection, or with the last byte of a log.
+//! A request has a span once it is authorized, so that no other client fills the ring or decides which traces
+//! are exported. The span ends when the request is no longer in flight: with an upgraded connection, or with
+//! the last byte of a log.
 
 use http::{Method, StatusCode};
 use node_api_base::uri::segments_after_first;

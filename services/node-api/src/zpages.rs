@@ -1,7 +1,8 @@
-//! `/configz`: the configuration of all services. `/statusz` and `/flagz`: the state and flags of this process.
+//! `/configz`: the configuration of all services. `/statusz` and `/flagz`: the state and flags of this
+//! process.
 //!
-//! The last two are as in Kubernetes 1.36 (`staging/src/k8s.io/apiserver/pkg/server/statusz` and `flagz`): text for people, and objects
-//! of `config.k8s.io` for clients that name version and kind.
+//! The last two are as in Kubernetes 1.36 (`staging/src/k8s.io/apiserver/pkg/server/statusz` and `flagz`):
+//! text for people, and objects of `config.k8s.io` for clients that name version and kind.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -97,8 +98,9 @@ impl DebugPages {
         Self { config, others: Mutex::default(), flags }
     }
 
-    /// Responds to `/configz`: the combined configuration of all services. Services may have different flags, so each is asked for the fields
-    /// that it honours. For one that does not answer, its last answer is used, or else the configuration of this process.
+    /// Responds to `/configz`: the combined configuration of all services. Services may have different flags,
+    /// so each is asked for the fields that it honours. For one that does not answer, its last answer is
+    /// used, or else the configuration of this process.
     pub async fn configz(&self, node: &Services) -> Answer {
         let others = Service::ALL.into_iter().filter(|service| *service != Service::NodeApi);
         let sources = node.sources().await;

@@ -1,4 +1,5 @@
-//! Spans of requests, and the verbosity of log lines. A binary of its own, since it installs the process's subscriber.
+//! Spans of requests, and the verbosity of log lines. A binary of its own, since it installs the process's
+//! subscriber.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs, unreachable_pub, dead_code)]
 
 mod common;

@@ -24,8 +24,9 @@ pub struct Args {
     #[command(flatten)]
     pub subscribers: SubscriberArgs,
 
-    /// Inspect nothing: serve what the pleg-service at this socket has, so that many watchers cost it one stream. A follower needs a
-    /// --run-dir of its own, serves at DIR/pleg/pleg.sock and has no socket for subscribers.
+    /// Inspect nothing: serve what the pleg-service at this socket has, so that many watchers cost it one
+    /// stream. A follower needs a --run-dir of its own, serves at DIR/pleg/pleg.sock and has no socket for
+    /// subscribers.
     #[arg(long, value_name = "SOCKET")]
     pub follow: Option<PathBuf>,
 

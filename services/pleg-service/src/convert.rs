@@ -203,7 +203,8 @@ pub(crate) fn container(
     })
 }
 
-/// Converts a message of `RuntimeEvents.Watch`. Returns none for a message that needs no action or is of a later version.
+/// Converts a message of `RuntimeEvents.Watch`. Returns none for a message that needs no action or is of a
+/// later version.
 pub(crate) fn hint(event: hints::RuntimeEvent) -> Option<HintEvent> {
     use hints::runtime_event::Event;
     match event.event? {

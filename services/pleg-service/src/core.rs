@@ -18,7 +18,8 @@ use crate::removed::RemovedIds;
 use crate::store::{Store, TOMBSTONES};
 use crate::traits::ContainerRuntime;
 
-/// Concurrent inspections. The runtime answers a status in about a millisecond; further calls would queue inside it.
+/// Concurrent inspections. The runtime answers a status in about a millisecond; further calls would queue
+/// inside it.
 pub(crate) const INSPECTIONS: usize = 16;
 /// Concurrent inspections for a relist, so that hints and callers never wait for it.
 pub(crate) const RELIST_INSPECTIONS: usize = 8;
@@ -130,7 +131,8 @@ impl Core {
         })
     }
 
-    /// Registers the start of an inspection. Returns its ticket, which is larger than those of earlier inspections.
+    /// Registers the start of an inspection. Returns its ticket, which is larger than those of earlier
+    /// inspections.
     pub(crate) fn begins(&self) -> u64 {
         let mut under_way = self.under_way.lock();
         under_way.last = under_way.last.saturating_add(1);

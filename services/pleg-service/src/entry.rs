@@ -118,8 +118,9 @@ impl PodState {
 
     /// Applies an inspection.
     ///
-    /// A failed inspection of a pod without a record makes a record only if the runtime had the pod after it was last found to be
-    /// gone. Otherwise readers would get a pod that does not exist, and then its removal a second time.
+    /// A failed inspection of a pod without a record makes a record only if the runtime had the pod after it
+    /// was last found to be gone. Otherwise readers would get a pod that does not exist, and then its removal
+    /// a second time.
     pub(crate) fn apply(&mut self, looked: Inspection<'_>) -> InspectionEffect {
         let Inspection { ticket, began, ended, pod, listed, found } = looked;
         if self.applied.is_some_and(|last| ticket <= last) {
@@ -177,8 +178,8 @@ impl PodState {
         effect
     }
 
-    /// Keeps the addresses of a stopped sandbox until a newer one is ready or the pod is gone. The runtime drops them at the stop, but
-    /// the pod's status still needs them (`pkg/kubelet/pleg: getPodIPs`).
+    /// Keeps the addresses of a stopped sandbox until a newer one is ready or the pod is gone. The runtime
+    /// drops them at the stop, but the pod's status still needs them (`pkg/kubelet/pleg: getPodIPs`).
     fn keep_addresses(&mut self, pod: &mut PodRuntime) {
         if let Some(active) = pod.active_sandbox() {
             self.addresses = (!active.ips.is_empty()).then(|| (active.id.clone(), active.ips.clone()));
@@ -225,7 +226,8 @@ fn phases(pod: Option<&PodRuntime>) -> BTreeMap<&str, (Phase, &str, i32)> {
     sandboxes.chain(containers).collect()
 }
 
-/// Returns the events between two states of a pod (`pkg/kubelet/pleg: generateEvents`, but for created and unknown).
+/// Returns the events between two states of a pod (`pkg/kubelet/pleg: generateEvents`, but for created and
+/// unknown).
 pub(crate) fn changes(old: Option<&PodRuntime>, new: Option<&PodRuntime>) -> Vec<Change> {
     let (old, new) = (phases(old), phases(new));
     let mut out = Vec::new();
@@ -266,7 +268,8 @@ pub(crate) fn is_visible(id: &str, record: Option<&PodRuntime>) -> bool {
 
 /// Reports whether the record shows the change of a hint. `record` is none if the pod is gone.
 ///
-/// It shows no exit of an ID that it does not have: that may be a container that exited before its first inspection.
+/// It shows no exit of an ID that it does not have: that may be a container that exited before its first
+/// inspection.
 pub(crate) fn effect_shows(kind: HintKind, id: &str, record: Option<&PodRuntime>) -> bool {
     let (sandbox, container) = find(id, record);
     let visible = sandbox.is_some() || container.is_some();

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use crate::traits::HintKind;
 
-/// Delay of the first look for a change that is most often made by a call of pod-sync, which calls `Observe` after it. A call takes
-/// seconds on a busy machine, and earlier looks would find nothing. Of what remains, by other clients, only exits are urgent. It is also
-/// the longest wait for the hint of an exit that follows the one of its beginning.
+/// Delay of the first look for a change that is most often made by a call of pod-sync, which calls `Observe`
+/// after it. A call takes seconds on a busy machine, and earlier looks would find nothing. Of what remains,
+/// by other clients, only exits are urgent. It is also the longest wait for the hint of an exit that follows
+/// the one of its beginning.
 const FIRST_LOOK_LATER: Duration = Duration::from_secs(5);
-/// Delay of the first lookup of a created or started ID that is in no entry. Most often pod-sync created it and observes its pod when
-/// the last container has started, which takes longer in a burst.
+/// Delay of the first lookup of a created or started ID that is in no entry. Most often pod-sync created it
+/// and observes its pod when the last container has started, which takes longer in a burst.
 const FIRST_LOOKUP: Duration = Duration::from_secs(10);
 /// How long an ID that is in no entry is looked up after the first lookup.
 pub(crate) const UNKNOWN_LIMIT: Duration = Duration::from_secs(2);
@@ -29,8 +30,8 @@ pub(crate) fn next_pause(last: Option<Duration>) -> Duration {
     }
 }
 
-/// Returns the delay of the first inspection after a hint of this kind. The inspection is left out if the entry shows the change by
-/// then. A hint without a delay is always inspected.
+/// Returns the delay of the first inspection after a hint of this kind. The inspection is left out if the
+/// entry shows the change by then. A hint without a delay is always inspected.
 pub(crate) fn first_look(kind: HintKind) -> Option<Duration> {
     match kind {
         HintKind::Created | HintKind::Started | HintKind::Exiting | HintKind::Deleted => {
@@ -55,8 +56,8 @@ pub(crate) fn unknown_pause(kind: HintKind) -> Option<Duration> {
 
 /// Returns how long an expected change is looked for after the first look, or none for no limit.
 ///
-/// An exit is certain, since the process has ended. A creation or a start may fail after its event, and a deleted ID may belong to an
-/// object that the CRI does not have.
+/// An exit is certain, since the process has ended. A creation or a start may fail after its event, and a
+/// deleted ID may belong to an object that the CRI does not have.
 pub(crate) fn wait_limit(kind: HintKind) -> Option<Duration> {
     match kind {
         HintKind::Created => Some(Duration::from_secs(2)),

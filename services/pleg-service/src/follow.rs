@@ -1,9 +1,9 @@
 //! A follower: it reads the Watch of another pleg-service, the leader, and serves it to readers of its own.
 //!
-//! A follower makes no inspections. Epoch, revisions and cursors are the leader's, so that a reader can switch between instances with its
-//! cursor. One task copies the leader's Watch into the store and waits for no reader. While the leader is unavailable the store stays
-//! unchanged: readers keep their streams, and health is NOT_SERVING. A restarted leader has a new epoch; readers get its snapshot as a
-//! Resync.
+//! A follower makes no inspections. Epoch, revisions and cursors are the leader's, so that a reader can
+//! switch between instances with its cursor. One task copies the leader's Watch into the store and waits for
+//! no reader. While the leader is unavailable the store stays unchanged: readers keep their streams, and
+//! health is NOT_SERVING. A restarted leader has a new epoch; readers get its snapshot as a Resync.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use quintlet_model::go_duration;
 
-/// Age of the last successful list at which the node becomes not ready (`pkg/kubelet: genericPlegRelistThreshold`).
+/// Age of the last successful list at which the node becomes not ready
+/// (`pkg/kubelet: genericPlegRelistThreshold`).
 pub const THRESHOLD: Duration = Duration::from_secs(180);
 
 /// Returns the kubelet's text for the node's condition, or none if the relist loop is healthy.

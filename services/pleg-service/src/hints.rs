@@ -1,5 +1,5 @@
-//! Reads runtime hints. A hint about a sandbox or container of a cached pod requests an inspection of that pod. For other IDs, the
-//! resolver looks up the pod in the runtime's lists.
+//! Reads runtime hints. A hint about a sandbox or container of a cached pod requests an inspection of that
+//! pod. For other IDs, the resolver looks up the pod in the runtime's lists.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use crate::mailbox::InspectionRequest;
 use crate::metrics::KindLabel;
 use crate::traits::{Filter, HintEvent, HintKind, HintStream, ListedContainer, ListedSandbox, ReadError};
 
-/// Most hints about unknown IDs that wait: a burst of a hundred pods with a few containers each, and their events. Further hints
-/// trigger a full list.
+/// Most hints about unknown IDs that wait: a burst of a hundred pods with a few containers each, and their
+/// events. Further hints trigger a full list.
 const MAX_UNKNOWN: usize = 1024;
 
-/// Number of unknown IDs up to which the runtime is queried for each ID, even if it has few pods. For more IDs one full list is
-/// cheaper, unless the runtime has many pods.
+/// Number of unknown IDs up to which the runtime is queried for each ID, even if it has few pods. For more
+/// IDs one full list is cheaper, unless the runtime has many pods.
 const MIN_SINGLE_QUERIES: usize = 2;
 
 /// Number of pods in a full list that costs about as much as a query for one ID.
@@ -87,7 +87,8 @@ pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
     }
 }
 
-/// Records the state of the hint source. Every change triggers a full list, since hints may have been missed before it.
+/// Records the state of the hint source. Every change triggers a full list, since hints may have been missed
+/// before it.
 fn set_source(core: &Core, state: HintState) {
     let changed = core.hints.send_if_modified(|s| {
         let changed = s.live != state.live;
@@ -122,7 +123,8 @@ fn handle(core: &Arc<Core>, resolver: &mpsc::Sender<UnknownId>, event: HintEvent
             if let Some(uid) = core.store.pod_of(&id).or(pod) {
                 core.request_inspection(&uid, inspection(id, kind, trace));
             } else if matches!(kind, HintKind::Deleted | HintKind::Oom) {
-                // A deletion waits for an entry with its ID. An OOM kill of an unknown container changes no cached pod.
+                // A deletion waits for an entry with its ID. An OOM kill of an unknown container changes no
+                // cached pod.
                 core.metrics.hints_unknown.inc();
             } else if resolver.try_send(UnknownId { id, kind, trace }).is_err() {
                 core.metrics.hints_lost.inc();
@@ -148,7 +150,8 @@ struct PendingLookup {
     until: Instant,
 }
 
-/// Finds the pods of unknown IDs. containerd reports an ID before the CRI lists it, so each ID is looked up repeatedly.
+/// Finds the pods of unknown IDs. containerd reports an ID before the CRI lists it, so each ID is looked up
+/// repeatedly.
 async fn resolve(core: Arc<Core>, mut unresolved: mpsc::Receiver<UnknownId>) {
     let mut revs = core.store.revs();
     let mut pending = HashMap::<String, PendingLookup>::new();
@@ -203,7 +206,8 @@ async fn resolve(core: Arc<Core>, mut unresolved: mpsc::Receiver<UnknownId>) {
     }
 }
 
-/// Returns the time of a lookup after a pause. Lookups with long pauses share their list, one a second: in a burst, many IDs are new.
+/// Returns the time of a lookup after a pause. Lookups with long pauses share their list, one a second: in a
+/// burst, many IDs are new.
 fn lookup_after(now: Instant, pause: Duration) -> Instant {
     let at = deadline_after(now, pause);
     if pause < LOOKUP_SLOT { at } else { slotted(at, LOOKUP_SLOT) }

@@ -22,7 +22,8 @@ pub(crate) struct Targets {
 
 /// Reads the sandboxes and containers of a pod, and leaves out IDs that the runtime does not have.
 ///
-/// With a list, only what it has is read: each ID in `targets` is older than the list. The pod is listed before it counts as gone.
+/// With a list, only what it has is read: each ID in `targets` is older than the list. The pod is listed
+/// before it counts as gone.
 pub(crate) async fn inspect(
     runtime: &dyn ContainerRuntime,
     uid: &PodUid,

@@ -1,15 +1,17 @@
 //! pleg-service caches the runtime's state of all pods. It is the only such cache of a node.
 //!
-//! Tasks: `relist` lists all sandboxes and containers periodically, `hints` reads the hints of cri-proxy, and `hint-resolver` finds
-//! the pods of IDs that are in no entry. These three only request inspections. Each pod has a `pod-owner` task with a mailbox. The
-//! owner is the only writer of the pod's entry: it inspects the pod and publishes changes to the `store`. `server` and `readers`
-//! serve `pleg.v1` from the store; a `Watch` is a position in the order of changes, not a queue. `subscribe` serves the same order to
-//! programs that are not part of Quintlet. `health` sets SERVING.
+//! Tasks: `relist` lists all sandboxes and containers periodically, `hints` reads the hints of cri-proxy, and
+//! `hint-resolver` finds the pods of IDs that are in no entry. These three only request inspections. Each pod
+//! has a `pod-owner` task with a mailbox. The owner is the only writer of the pod's entry: it inspects the
+//! pod and publishes changes to the `store`. `server` and `readers` serve `pleg.v1` from the store; a `Watch`
+//! is a position in the order of changes, not a queue. `subscribe` serves the same order to programs that are
+//! not part of Quintlet. `health` sets SERVING.
 //!
-//! A follower ([`start_following`]) has none of these tasks. Its `follower` task copies the Watch of another pleg-service into the
-//! store, with the same positions, and serves it to readers of its own.
+//! A follower ([`start_following`]) has none of these tasks. Its `follower` task copies the Watch of another
+//! pleg-service into the store, with the same positions, and serves it to readers of its own.
 //!
-//! This crate changes nothing in the runtime and writes no files. It reads the runtime through the traits of [`traits`] only.
+//! This crate changes nothing in the runtime and writes no files. It reads the runtime through the traits of
+//! [`traits`] only.
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -130,7 +132,8 @@ fn stuck(periods: Periods) -> Duration {
 /// A list expires when its age exceeds the threshold, not when it reaches it.
 const EXPIRY_MARGIN: Duration = Duration::from_millis(1);
 
-/// Sets SERVING after the first full list, and while lists succeed. Health changes only when a list ends or the last one expires.
+/// Sets SERVING after the first full list, and while lists succeed. Health changes only when a list ends or
+/// the last one expires.
 async fn report_health(core: Arc<Core>, health: HealthHandle) {
     let mut serving = None;
     loop {

@@ -1,7 +1,7 @@
 //! The owner of one pod: the only writer of its entry.
 //!
-//! Requests wait in a mailbox until an inspection begins, and share it. A request that arrives during an inspection waits for the
-//! next one. The owner ends when the pod is gone and no expected change is pending.
+//! Requests wait in a mailbox until an inspection begins, and share it. A request that arrives during an
+//! inspection waits for the next one. The owner ends when the pod is gone and no expected change is pending.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,7 +29,8 @@ use crate::traits::{HintKind, ReadError};
 /// Pause before a failed inspection is retried, as long as the kubelet's relist period.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Limit of an inspection before the first snapshot, which waits for every pod. A pod whose inspection hangs is in it with an error.
+/// Limit of an inspection before the first snapshot, which waits for every pod. A pod whose inspection hangs
+/// is in it with an error.
 const FIRST_LIMIT: Duration = Duration::from_secs(5);
 
 struct Expectation {
@@ -73,8 +74,8 @@ impl Core {
     }
 }
 
-/// Runs owners of a pod until the pod is gone. After a panic the next owner continues from the published entry, which stays
-/// unchanged during the wait.
+/// Runs owners of a pod until the pod is gone. After a panic the next owner continues from the published
+/// entry, which stays unchanged during the wait.
 pub(crate) async fn supervise(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
     let mut after_panic = Backoff::new(AFTER_PANIC, 2.0, LONGEST_AFTER_PANIC);
     loop {
@@ -245,8 +246,8 @@ fn log_new_failure(entry: &PodState, uid: &PodUid, work: &Work, error: &ReadErro
     tracing::warn!(pod.name = pod, pod.uid = %uid, %error, "inspect pod failed");
 }
 
-/// Publishes the result of an inspection. Returns the state of the pod, if there is one, and its position. `before` is the
-/// pod of the record before the inspection.
+/// Publishes the result of an inspection. Returns the state of the pod, if there is one, and its position.
+/// `before` is the pod of the record before the inspection.
 fn publish(
     core: &Core,
     entry: &mut PodState,
@@ -292,8 +293,8 @@ fn expect(expectations: &mut Expectations, expected: (String, HintKind), entry: 
     expectations.insert(expected, Expectation { pause, due, until, was_visible });
 }
 
-/// Drops expectations that are met or expired, and schedules the next look for the others. `answered` is false after a failed
-/// inspection, which does not show that an object is gone.
+/// Drops expectations that are met or expired, and schedules the next look for the others. `answered` is
+/// false after a failed inspection, which does not show that an object is gone.
 fn update_expectations(expectations: &mut Expectations, entry: &PodState, answered: bool) {
     let now = Instant::now();
     expectations.retain(|(id, kind), e| {

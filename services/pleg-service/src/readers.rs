@@ -1,5 +1,5 @@
-//! Readers: `Watch` as a position in the order of changes, and lifecycle events. Readers of a leader and of a follower are served
-//! alike. No writer waits for a reader.
+//! Readers: `Watch` as a position in the order of changes, and lifecycle events. Readers of a leader and of a
+//! follower are served alike. No writer waits for a reader.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ use crate::store::{Latest, NextChange, Resume, Store};
 /// Lifecycle events that are kept for a slow reader (`pkg/kubelet: plegChannelCapacity`).
 const LIFECYCLE_EVENTS: usize = 1000;
 
-/// Beats of the leader for which a follower waits to reach the cursor of a reader. Between two beats the leader has nothing to send, so
-/// the cursor does not exist.
+/// Beats of the leader for which a follower waits to reach the cursor of a reader. Between two beats the
+/// leader has nothing to send, so the cursor does not exist.
 const CURSOR_WAIT_BEATS: u64 = 2;
 
 /// A lifecycle event with its cursor.
@@ -134,11 +134,11 @@ impl Readers {
 /// A kind of reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReaderKind {
-    /// A service or a follower. Its snapshot has the states at the cursor of the snapshot: a follower serves other readers from it, and a
-    /// later state would make a reader of the follower skip changes.
+    /// A service or a follower. Its snapshot has the states at the cursor of the snapshot: a follower serves
+    /// other readers from it, and a later state would make a reader of the follower skip changes.
     Service,
-    /// A program that is not part of Quintlet. Its snapshot has the states at the time of reading: the states of an earlier time would be
-    /// kept for a subscriber that stalls. Metrics of readers do not count it.
+    /// A program that is not part of Quintlet. Its snapshot has the states at the time of reading: the states
+    /// of an earlier time would be kept for a subscriber that stalls. Metrics of readers do not count it.
     Subscriber,
 }
 
@@ -166,7 +166,8 @@ pub(crate) struct ReaderItem {
 #[derive(Debug)]
 enum Queued {
     Item(ReaderItem),
-    /// The state that the pod has when the event is read. A pod that is gone is left out: its removal is a later change.
+    /// The state that the pod has when the event is read. A pod that is gone is left out: its removal is a
+    /// later change.
     Pod(PodUid),
 }
 
@@ -213,8 +214,8 @@ fn wire(item: ReaderItem) -> pb::WatchEvent {
     pb::WatchEvent { event: Some(event), cursor: item.cursor.map(Into::into), trace }
 }
 
-/// Returns a record that fits into the stream. One that is too large becomes an error of its pod: its reader decides nothing on an
-/// incomplete record, and other pods are not delayed.
+/// Returns a record that fits into the stream. One that is too large becomes an error of its pod: its reader
+/// decides nothing on an incomplete record, and other pods are not delayed.
 fn bounded(record: pb::PodRecord) -> pb::PodRecord {
     let Err(error) = messages::fits(&record) else { return record };
     messages::count_left_out("Pleg.Watch");
@@ -249,7 +250,8 @@ impl Watcher {
         self.out.push_back(Queued::Item(ReaderItem { event, cursor }));
     }
 
-    /// Queues a snapshot. Its messages have no cursor but the last, since a partial snapshot cannot be resumed.
+    /// Queues a snapshot. Its messages have no cursor but the last, since a partial snapshot cannot be
+    /// resumed.
     fn snapshot(&mut self) {
         self.push(ReaderEvent::SnapshotBegin, None);
         let cursor = match self.kind {

@@ -20,7 +20,8 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Items of a list that are processed before other tasks run: well under a millisecond.
 const SLICE: usize = 256;
 
-/// Pods of the first list that are inspected concurrently. The rest of [`INSPECTIONS`](crate::core::INSPECTIONS) is for callers.
+/// Pods of the first list that are inspected concurrently. The rest of
+/// [`INSPECTIONS`](crate::core::INSPECTIONS) is for callers.
 const FIRST_LOOKS: usize = 12;
 
 #[derive(Default)]
@@ -60,7 +61,8 @@ pub(crate) async fn run(core: Arc<Core>) {
         core.list_ended.notify_one();
         let period = if failing { core.relist_period().min(RETRY) } else { core.relist_period() };
         tokio::select! {
-            // A dropped wait loses nothing. A change of the hint source, and thus of the period, triggers a list, too.
+            // A dropped wait loses nothing. A change of the hint source, and thus of the period, triggers a
+            // list, too.
             () = quintlet_kit::timers::pause(period) => {}
             () = core.relist_now.notified() => {}
         }
@@ -115,7 +117,8 @@ async fn list(core: &Arc<Core>, began: Instant) -> Result<(), ReadError> {
         }
     }
     if first {
-        // Readers get the first snapshot after an inspection of every pod of the first list, successful or not.
+        // Readers get the first snapshot after an inspection of every pod of the first list, successful or
+        // not.
         let looks = futures::stream::iter(first_looks);
         let look = |(uid, request)| async move {
             drop(core.inspect(&uid, request).await);

@@ -4,11 +4,12 @@ use quintlet_model::runtime::PodRuntime;
 
 use crate::entry::is_visible;
 
-/// Most IDs that are kept: those of a hundred pods with a container each. What a dropped one leaves is noticed by the next relist.
+/// Most IDs that are kept: those of a hundred pods with a container each. What a dropped one leaves is
+/// noticed by the next relist.
 const MAX: usize = 256;
 
-/// IDs whose removal was reported while no entry had them, oldest first. An inspection that began before the removal may still add
-/// such an ID. The runtime uses no ID twice.
+/// IDs whose removal was reported while no entry had them, oldest first. An inspection that began before the
+/// removal may still add such an ID. The runtime uses no ID twice.
 #[derive(Debug, Default)]
 pub(crate) struct RemovedIds(Vec<String>);
 

@@ -11,7 +11,8 @@ use quintlet_model::runtime::{Cursor, PodRuntime, SharedPodRuntime};
 use quintlet_proto::common::v1::Trace;
 use tokio::sync::watch;
 
-/// Removed pods that are kept for readers that reconnect. A node replaces a few hundred pods in the minutes of a disconnection.
+/// Removed pods that are kept for readers that reconnect. A node replaces a few hundred pods in the minutes
+/// of a disconnection.
 pub(crate) const TOMBSTONES: usize = 4096;
 
 /// The latest change of one pod.
@@ -62,7 +63,8 @@ pub(crate) enum Resume {
     Impossible(&'static str),
 }
 
-/// The published states. The owner of a pod is the only writer of its state; in a follower, the task that reads the leader.
+/// The published states. The owner of a pod is the only writer of its state; in a follower, the task that
+/// reads the leader.
 #[derive(Debug)]
 pub(crate) struct Store {
     tombstones: usize,
@@ -131,7 +133,8 @@ impl Store {
         inner.by_rev.get(inner.pods.get(uid)?)?.pod.clone()
     }
 
-    /// Returns the CLOCK_BOOTTIME at which the pod was found to be gone, or none if it exists or has no tombstone.
+    /// Returns the CLOCK_BOOTTIME at which the pod was found to be gone, or none if it exists or has no
+    /// tombstone.
     pub(crate) fn gone_at(&self, uid: &PodUid) -> Option<Duration> {
         let inner = self.inner.read();
         inner.by_rev.get(inner.pods.get(uid)?).filter(|l| l.pod.is_none()).map(|l| l.gone)

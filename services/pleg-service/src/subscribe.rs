@@ -1,5 +1,5 @@
-//! Serves `Containers` of `quintlet.subscribe.v1`: what programs that are not part of Quintlet may see of the runtime's state. A message is
-//! built field by field; nothing else of a record can reach a subscriber.
+//! Serves `Containers` of `quintlet.subscribe.v1`: what programs that are not part of Quintlet may see of the
+//! runtime's state. A message is built field by field; nothing else of a record can reach a subscriber.
 
 use futures::StreamExt as _;
 use quintlet_kit::messages::Bounded;
@@ -170,7 +170,8 @@ mod tests {
         assert!(!bytes.windows(SECRET.len()).any(|part| part == SECRET.as_bytes()));
     }
 
-    /// Opens a stream, and returns its events up to the end of the snapshot or, without one, up to the first beat.
+    /// Opens a stream, and returns its events up to the end of the snapshot or, without one, up to the first
+    /// beat.
     async fn read(
         service: &ContainersService,
         resume: Option<wire::Cursor>,

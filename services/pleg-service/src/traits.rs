@@ -68,7 +68,8 @@ pub trait ContainerRuntime: Send + Sync + 'static {
     async fn containers(&self, filter: Filter) -> Result<Vec<ListedContainer>, ReadError>;
     /// Calls PodSandboxStatus. Returns none if the sandbox does not exist.
     async fn sandbox(&self, id: &str) -> Result<Option<(PodRef, Sandbox)>, ReadError>;
-    /// Calls ContainerStatus, whose answer lacks the ID of the sandbox. Returns none if the container does not exist.
+    /// Calls ContainerStatus, whose answer lacks the ID of the sandbox. Returns none if the container does
+    /// not exist.
     async fn container(&self, id: &str, sandbox_id: &str) -> Result<Option<Container>, ReadError>;
 }
 

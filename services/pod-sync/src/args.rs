@@ -25,8 +25,8 @@ pub use crate::resource_args::ResourceArgs;
 
 /// Runs the desired pods of the node and computes their status.
 ///
-/// pod-sync reads pods from a manifest directory, a URL and an API server, and runs them through cri-proxy. It owns the root
-/// directory: a second pod-sync with the same directory does not start.
+/// pod-sync reads pods from a manifest directory, a URL and an API server, and runs them through cri-proxy.
+/// It owns the root directory: a second pod-sync with the same directory does not start.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "pod-sync", version)]
 pub struct Args {
@@ -39,14 +39,15 @@ pub struct Args {
     /// Users that may subscribe.
     #[command(flatten)]
     pub subscribers: SubscriberArgs,
-    /// User, by name or number, that may call this service besides root and the user of this process: that of the node API. May
-    /// be given more than once.
+    /// User, by name or number, that may call this service besides root and the user of this process: that of
+    /// the node API. May be given more than once.
     #[arg(long, value_name = "USER", value_parser = quintlet_kit::args::user_id)]
     pub allow_uid: Vec<u32>,
     /// The kubelet's root directory: pods, volumes, checkpoints.
     #[arg(long, default_value = "/var/lib/kubelet", value_name = "DIR")]
     pub root_dir: PathBuf,
-    /// Root directory of the machine's SELinux policy and of `/sys/fs/selinux`. Not an argument: only tests set another one.
+    /// Root directory of the machine's SELinux policy and of `/sys/fs/selinux`. Not an argument: only tests
+    /// set another one.
     #[arg(skip = PathBuf::from("/"))]
     pub selinux_root: PathBuf,
     /// Directory (or one file) of pod manifests: YAML or JSON, with ConfigMaps and Secrets among them.
@@ -69,11 +70,13 @@ pub struct Args {
     /// Certificates of the node.
     #[command(flatten)]
     pub certificates: CertificateArgs,
-    /// Address of the node, or one per family; each must be on an interface. 0.0.0.0 or :: selects the family that comes first.
-    /// Default: the address of the node's name, else of the interface with the default route.
+    /// Address of the node, or one per family; each must be on an interface. 0.0.0.0 or :: selects the family
+    /// that comes first. Default: the address of the node's name, else of the interface with the default
+    /// route.
     #[arg(long, value_name = "IP", value_delimiter = ',')]
     pub node_ip: Vec<IpAddr>,
-    /// Pod CIDRs that the runtime gets on a node without an API server. With an API server, the Node has them.
+    /// Pod CIDRs that the runtime gets on a node without an API server. With an API server, the Node has
+    /// them.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "CIDR")]
     pub pod_cidr: String,
     /// Port of the node API, published in the Node; 0 if there is none.
@@ -121,14 +124,15 @@ pub struct Args {
     /// A controller attaches volumes to the node. False: only volumes that need no attachment are mounted.
     #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub enable_controller_attach_detach: bool,
-    /// Detection of changed ConfigMaps and Secrets: a watch per object, a cache with the time to live that the Node says, or a
-    /// request per use.
+    /// Detection of changed ConfigMaps and Secrets: a watch per object, a cache with the time to live that
+    /// the Node says, or a request per use.
     #[arg(long, value_enum, default_value = "Watch", value_name = "STRATEGY")]
     pub config_map_and_secret_change_detection_strategy: pod_sync_objects::ChangeDetectionStrategy,
     /// Unsafe sysctls that pods may set; a trailing `*` matches any suffix.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// Sysctl of all pods, `name=value`; may be given more than once. Needs the feature gate DefaultPodSysctls.
+    /// Sysctl of all pods, `name=value`; may be given more than once. Needs the feature gate
+    /// DefaultPodSysctls.
     #[arg(long, value_parser = quintlet_config::pair, value_name = "SYSCTL")]
     pub default_pod_sysctls: Vec<(String, String)>,
     /// How images are pulled.
@@ -285,8 +289,8 @@ pub struct PullArgs {
     /// Verification of existing images: a pod must have credentials for them, or pull them again.
     #[arg(long, value_enum, default_value = "NeverVerifyPreloadedImages", value_name = "POLICY")]
     pub image_pull_credentials_verification_policy: Verification,
-    /// Image for which NeverVerifyAllowlistedImages requires no credentials: its name with registry and without tag, or
-    /// `registry/path/*`; may be given more than once.
+    /// Image for which NeverVerifyAllowlistedImages requires no credentials: its name with registry and
+    /// without tag, or `registry/path/*`; may be given more than once.
     #[arg(long, value_delimiter = ',', value_name = "IMAGE")]
     pub preloaded_images_verification_allowlist: Vec<String>,
     /// Configuration of exec credential providers (CredentialProviderConfig).

@@ -8,8 +8,8 @@ use clap::ArgAction;
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Certificates of the node")]
 pub struct CertificateArgs {
-    /// Kubeconfig with a bootstrap token. It requests a client certificate if --kubeconfig is missing or has no valid one, and
-    /// --kubeconfig is written.
+    /// Kubeconfig with a bootstrap token. It requests a client certificate if --kubeconfig is missing or has
+    /// no valid one, and --kubeconfig is written.
     #[arg(long, value_name = "FILE")]
     pub bootstrap_kubeconfig: Option<PathBuf>,
     /// Directory of the certificates that are requested.

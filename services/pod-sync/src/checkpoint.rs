@@ -1,8 +1,8 @@
 //! Serves podsync.v1.Checkpoints: writes the state of a running container to a file
 //! (`pkg/kubelet/kubelet.go: CheckpointContainer`).
 //!
-//! The runtime writes the file as root, to any path. Therefore node-api, which serves the network, names only pod and container,
-//! and pod-sync, which owns the root directory, chooses the path.
+//! The runtime writes the file as root, to any path. Therefore node-api, which serves the network, names only
+//! pod and container, and pod-sync, which owns the root directory, chooses the path.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

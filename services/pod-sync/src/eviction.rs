@@ -71,7 +71,8 @@ impl Measurements {
         Self { with_files: Measurement::new(timeout), without_files: Measurement::new(timeout) }
     }
 
-    /// Returns the result of `whole`, or that of `rest` if `whole` takes too long or an earlier one has not ended.
+    /// Returns the result of `whole`, or that of `rest` if `whole` takes too long or an earlier one has not
+    /// ended.
     async fn run<T: Send + 'static>(
         &self,
         whole: impl FnOnce() -> T + Send + 'static,
@@ -196,7 +197,8 @@ impl EvictionNode {
         self.inputs.control.pod_workers.has_terminated(&self.inputs.reporting.views, uid)
     }
 
-    /// Returns the pods that may be evicted: those with a worker that have not terminated, and are not being evicted.
+    /// Returns the pods that may be evicted: those with a worker that have not terminated, and are not being
+    /// evicted.
     fn candidates(&self) -> Vec<Candidate> {
         let evicted = self.unfinished();
         let is_active = |view: &Arc<PodView>| {
@@ -301,7 +303,8 @@ impl NodeControl for EvictionNode {
     async fn observations(&self) -> Option<Observations> {
         let (paths, clock) = (self.inputs.paths.clone(), self.inputs.clock.clone());
         let rest = move || measure::memory_and_processes(&paths, clock.boot());
-        // The mount points are those that the layout was found with. A runtime that hangs delays no measurement.
+        // The mount points are those that the layout was found with. A runtime that hangs delays no
+        // measurement.
         let mounts = self.mounts.lock().clone();
         let Some(mounts) = mounts else { return self.measurements.without_files.run(rest).await };
         let (paths, now) = (self.inputs.paths.clone(), self.inputs.clock.boot());
@@ -312,7 +315,8 @@ impl NodeControl for EvictionNode {
     async fn reclaim(&self, what: Reclaim) {
         match what {
             Reclaim::DeadContainers => self.remove_dead_containers().await,
-            // Who disables the collection of images does not want them removed: they may be impossible to pull.
+            // Who disables the collection of images does not want them removed: they may be impossible to
+            // pull.
             Reclaim::UnusedImages if self.inputs.images.policy.is_disabled() => {
                 tracing::info!("image garbage collection is disabled, unused images are kept");
             }
@@ -379,14 +383,16 @@ fn layers_capacity(observations: &Observations) -> Option<i64> {
     observations.get(&Signal::ContainerFsAvailable).map(|observed| observed.capacity.value())
 }
 
-/// Returns the first mount points that a runtime reports, as the kubelet takes them, or `None` if it reports none for images.
+/// Returns the first mount points that a runtime reports, as the kubelet takes them, or `None` if it reports
+/// none for images.
 fn runtime_mounts(listed: RuntimeMountPoints) -> Option<RuntimeMounts> {
     let first = |all: Vec<String>| all.into_iter().find(|path| !path.is_empty()).map(PathBuf::from);
     let images = Some(first(listed.images)?);
     Some(RuntimeMounts { images, containers: first(listed.containers) })
 }
 
-/// Replaces the measurements of a pod by later ones. A volume that was not measured again keeps its measurement.
+/// Replaces the measurements of a pod by later ones. A volume that was not measured again keeps its
+/// measurement.
 fn replace_measured(all: &mut Vec<wire::PodStorage>, fresh: wire::PodStorage) {
     match all.iter_mut().find(|storage| storage.uid == fresh.uid) {
         None => all.push(fresh),

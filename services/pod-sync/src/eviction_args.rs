@@ -16,8 +16,9 @@ use quintlet_model::go_duration;
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Evictions")]
 pub struct EvictionArgs {
-    /// Pods are evicted while less than this is available: `memory.available=100Mi` or `memory.available<100Mi`, an amount or a
-    /// percentage of the capacity. 0% switches a signal off. Memory and disk space below the thresholds are not allocatable.
+    /// Pods are evicted while less than this is available: `memory.available=100Mi` or
+    /// `memory.available<100Mi`, an amount or a percentage of the capacity. 0% switches a signal off. Memory
+    /// and disk space below the thresholds are not allocatable.
     #[arg(
         long,
         value_delimiter = ',',
@@ -44,8 +45,8 @@ pub struct EvictionArgs {
     /// Longest grace period of a pod that is evicted for a soft threshold, in seconds.
     #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_name = "SECONDS")]
     pub eviction_max_pod_grace_period: i32,
-    /// Measure memory at once when the kernel reports that its usage crosses a threshold. Cgroup v1; with v2 only when all pods together
-    /// reach their limit.
+    /// Measure memory at once when the kernel reports that its usage crosses a threshold. Cgroup v1; with v2
+    /// only when all pods together reach their limit.
     #[arg(long, default_value_t = false, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub kernel_memcg_notification: bool,
     /// Signals that --eviction-hard does not name keep their default.
@@ -73,8 +74,8 @@ impl EvictionArgs {
         Ok(thresholds::hard_reservations(&hard, capacity))
     }
 
-    /// Returns the settings, or `None` if nothing is ever evicted. `enforces_pods`: the memory of all pods together has a limit. The
-    /// layout is that of one file system.
+    /// Returns the settings, or `None` if nothing is ever evicted. `enforces_pods`: the memory of all pods
+    /// together has a limit. The layout is that of one file system.
     ///
     /// # Errors
     /// A threshold cannot be used.

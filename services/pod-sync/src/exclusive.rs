@@ -6,7 +6,8 @@ use pod_sync_memory::MemoryManager;
 use pod_sync_placement::{NodePlacement, Placement};
 use pod_sync_pod_resources::{ExclusiveResources, MemoryBlock};
 
-/// The assignments of the CPU manager and the memory manager, of containers and of whole pods; none with the policies `none` and `None`.
+/// The assignments of the CPU manager and the memory manager, of containers and of whole pods; none with the
+/// policies `none` and `None`.
 #[derive(Debug, Clone)]
 pub(crate) struct PlacedResources(pub(crate) Placement);
 
@@ -48,7 +49,8 @@ impl ExclusiveResources for PlacedResources {
     }
 }
 
-/// Returns the memory that a container has alone. That which it shares with others of its pod is in the memory of the pod.
+/// Returns the memory that a container has alone. That which it shares with others of its pod is in the
+/// memory of the pod.
 fn assigned_memory(node: &NodePlacement, pod: &str, container: &str) -> Vec<MemoryBlock> {
     let Some(memory) = node.memory() else { return Vec::new() };
     let assignments = memory.assignments();

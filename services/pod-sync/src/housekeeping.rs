@@ -25,8 +25,8 @@ use pod_sync_worker::NextWork;
 use pod_sync_worker::context::{NodeConfig, PodDirs, PodEnvironment, WorkerContext};
 use pod_sync_worker::{Halt, stop_all_containers};
 
-/// Containers of a pod whose spec is lost get this long, seconds (pkg/kubelet/pod_workers.go: grace 1, raised to the
-/// least that any stop gets).
+/// Containers of a pod whose spec is lost get this long, seconds (pkg/kubelet/pod_workers.go: grace 1, raised
+/// to the least that any stop gets).
 const ORPHAN_GRACE: i64 = grace::MINIMUM_STOP_SECONDS;
 /// Interval of retries.
 const RETRY: Duration = Duration::from_secs(1);
@@ -117,7 +117,8 @@ async fn remove_logs(ctx: &WorkerContext, pod: &PodRef) {
     let _ = task::blocking(move || tree::remove(&logs)).await;
 }
 
-/// Duration from which a pass of housekeeping is slow (`pkg/kubelet/kubelet.go: housekeepingWarningDuration`).
+/// Duration from which a pass of housekeeping is slow
+/// (`pkg/kubelet/kubelet.go: housekeepingWarningDuration`).
 const SLOW: Duration = Duration::from_secs(1);
 
 /// Counts slow passes of housekeeping.
@@ -173,8 +174,8 @@ impl HousekeepingPace {
     }
 }
 
-/// Interval of passes that are requested again and again. In a burst of deletions, each pod requests passes, and each pass looks at
-/// all pods.
+/// Interval of passes that are requested again and again. In a burst of deletions, each pod requests passes,
+/// and each pass looks at all pods.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Interval of sweeps (`pkg/kubelet/kubelet.go: ContainerGCPeriod`).
@@ -199,7 +200,8 @@ impl LogSweeper {
         let ctx = Arc::clone(ctx);
         // Logs may be large.
         let sweep = task::blocking(move || {
-            // The pod manager and the runtime may have learned of a pod after `known`, before or while this task runs.
+            // The pod manager and the runtime may have learned of a pod after `known`, before or while this
+            // task runs.
             let is_known = |uid: &PodUid| {
                 known.contains(uid)
                     || ctx.control.pod_workers.read(|workers| workers.is_known(uid))
@@ -224,8 +226,8 @@ impl LogSweeper {
     }
 }
 
-/// Lists unknown pods that have a directory below the root directory, or a cgroup with the mark of this node. A cgroup without
-/// the mark may belong to another agent.
+/// Lists unknown pods that have a directory below the root directory, or a cgroup with the mark of this node.
+/// A cgroup without the mark may belong to another agent.
 pub async fn orphaned(
     node: Arc<NodeConfig>,
     environment: Arc<PodEnvironment>,
@@ -242,8 +244,8 @@ fn unknown(dirs: &PodDirs, root_dir: &Path, known: &HashSet<PodUid>) -> Vec<PodU
     dirs.list(root_dir).into_iter().filter(|uid| !known.contains(uid)).collect()
 }
 
-/// Removes the volumes and the cgroup of a pod, then its directory, by which an unfinished removal is found again. Mounted
-/// content is never deleted.
+/// Removes the volumes and the cgroup of a pod, then its directory, by which an unfinished removal is found
+/// again. Mounted content is never deleted.
 pub async fn remove_dir(ctx: Arc<WorkerContext>, uid: PodUid) {
     let work = PodWork::unnamed(&uid);
     // After a panic, housekeeping tries again when the pod's wait is over.

@@ -107,8 +107,8 @@ impl From<CallError> for Failure {
     }
 }
 
-/// Removes all images that no container uses, except pinned ones and those that were first seen within `imageMinimumGCAge`
-/// (`pkg/kubelet/images: DeleteUnusedImages`).
+/// Removes all images that no container uses, except pinned ones and those that were first seen within
+/// `imageMinimumGCAge` (`pkg/kubelet/images: DeleteUnusedImages`).
 pub(crate) async fn remove_unused(ctx: &ImageGcContext) {
     match try_to_remove_unused(ctx).await {
         Ok((images, bytes)) => tracing::info!(images, bytes, "removed unused images"),
@@ -227,8 +227,8 @@ async fn capacity(ctx: &ImageGcContext, mountpoint: &str) -> Result<FsCapacity, 
     Ok(disk)
 }
 
-/// Removes images in this order until their sizes reach `wanted` bytes. Returns the sum of their sizes. Drops the removed images
-/// from `existing`.
+/// Removes images in this order until their sizes reach `wanted` bytes. Returns the sum of their sizes. Drops
+/// the removed images from `existing`.
 async fn free(
     ctx: &ImageGcContext,
     unused: Vec<&Image>,

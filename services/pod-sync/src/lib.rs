@@ -7,11 +7,12 @@
 //! - the runtime poll and the reports about the node ([`pod_sync_node_object`])
 //! - the server of podsync.v1 ([`serve`])
 //!
-//! A worker is woken and then reads the newest state; nothing queues work for it. What it decides is in [`pod_sync_decisions`],
-//! which does no I/O.
+//! A worker is woken and then reads the newest state; nothing queues work for it. What it decides is in
+//! [`pod_sync_decisions`], which does no I/O.
 //!
-//! [`run`] takes the root directory, restores the records of an earlier run ([`pod_sync_records`]), connects to the other
-//! services and starts the sources last. SIGTERM leaves every pod running. SIGUSR1 removes the pods of manifests, then ends.
+//! [`run`] takes the root directory, restores the records of an earlier run ([`pod_sync_records`]), connects
+//! to the other services and starts the sources last. SIGTERM leaves every pod running. SIGUSR1 removes the
+//! pods of manifests, then ends.
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -88,11 +89,12 @@ struct Started {
     serving: JoinHandle<Result<(), tonic::transport::Error>>,
 }
 
-/// Runs until `stop`, or until `drain` is true and no pod is left. If the set-up fails, the Node gets the event `KubeletSetupFailed`.
+/// Runs until `stop`, or until `drain` is true and no pod is left. If the set-up fails, the Node gets the
+/// event `KubeletSetupFailed`.
 ///
 /// # Errors
-/// Another process owns the root directory, or a directory, file or socket cannot be created. A missing runtime, service or API
-/// server is no error.
+/// Another process owns the root directory, or a directory, file or socket cannot be created. A missing
+/// runtime, service or API server is no error.
 pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationToken) -> anyhow::Result<()> {
     let (status, node) = (args.common.paths().status(), args.node.node_name());
     let clock = Clock::system();

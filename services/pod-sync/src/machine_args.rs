@@ -8,7 +8,8 @@ use pod_sync_in_tree::commands::{Commands, SystemCommands};
 use pod_sync_in_tree::host::Host;
 use pod_sync_node_object::MachineRules;
 
-/// Requirements on the machine. Those of the kubelet apply with a configuration file; without one, any machine will do.
+/// Requirements on the machine. Those of the kubelet apply with a configuration file; without one, any
+/// machine will do.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Machine")]
 pub struct MachineArgs {
@@ -21,10 +22,12 @@ pub struct MachineArgs {
     /// Do not start if a kernel tunable differs from what pods rely on.
     #[arg(long, default_value_t = false, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub protect_kernel_defaults: bool,
-    /// Set kernel tunables that differ from what pods rely on. Default: true with a KubeletConfiguration, false without.
+    /// Set kernel tunables that differ from what pods rely on. Default: true with a KubeletConfiguration,
+    /// false without.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub set_kernel_tunables: Option<bool>,
-    /// Make chains of iptables that other components rely on. Default: true with a KubeletConfiguration, false without.
+    /// Make chains of iptables that other components rely on. Default: true with a KubeletConfiguration,
+    /// false without.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub make_iptables_util_chains: Option<bool>,
 }

@@ -9,12 +9,14 @@ use quintlet_kit::clock::Clock;
 
 use crate::args::Args;
 
-/// Directories below the run directory for copies of credentials. They exist where the services without root need them.
+/// Directories below the run directory for copies of credentials. They exist where the services without root
+/// need them.
 const KUBECONFIG_COPY: &str = "credentials";
 pub(crate) const SERVING_COPY: &str = "serving";
 
 // Blocks: there is no pod before the start.
-/// Returns the client of the API server. With a bootstrap kubeconfig, it waits for a valid client certificate.
+/// Returns the client of the API server. With a bootstrap kubeconfig, it waits for a valid client
+/// certificate.
 pub(crate) async fn node_client(args: &Args, clock: &Clock) -> anyhow::Result<Option<NodeClient>> {
     let has_bootstrap = args.certificates.bootstrap_kubeconfig.is_some();
     let Some(path) = &args.node.kubeconfig else {

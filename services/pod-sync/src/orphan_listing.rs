@@ -1,4 +1,5 @@
-//! When the directories and cgroups of unknown pods are listed. A pass of housekeeping without a change needs no list.
+//! When the directories and cgroups of unknown pods are listed. A pass of housekeeping without a change needs
+//! no list.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -11,8 +12,8 @@ use quintlet_model::ids::PodUid;
 
 /// Interval between lists without a change.
 const PERIOD: Duration = Duration::from_secs(60);
-/// Shortest interval between lists after changes. A list reads the directory of each cgroup hierarchy, and in a burst each pass of
-/// housekeeping finds a change.
+/// Shortest interval between lists after changes. A list reads the directory of each cgroup hierarchy, and in
+/// a burst each pass of housekeeping finds a change.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Input and result of a search for unknown pods.
@@ -26,7 +27,8 @@ struct LastList {
     found: bool,
 }
 
-/// Decides when unknown pods are listed: after a change of the known pods or of the directory of pods, and while unknown pods are found.
+/// Decides when unknown pods are listed: after a change of the known pods or of the directory of pods, and
+/// while unknown pods are found.
 #[derive(Debug)]
 pub(crate) struct OrphanListing {
     dir: PathBuf,

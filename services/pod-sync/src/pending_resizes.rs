@@ -1,4 +1,5 @@
-//! Pending resizes: when they are retried, and in which order (`pkg/kubelet/allocation: retryPendingResizes`).
+//! Pending resizes: when they are retried, and in which order
+//! (`pkg/kubelet/allocation: retryPendingResizes`).
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Serves the kubelet's Pods API (KEP-4188) at `<root>/pods-api/pods-api.sock`, to root.
 //!
-//! It reads the same views as podsync.v1. A watch has no queue of changes: it compares the views with what it has sent, so a slow watcher
-//! misses states of a pod and costs no memory.
+//! It reads the same views as podsync.v1. A watch has no queue of changes: it compares the views with what it
+//! has sent, so a slow watcher misses states of a pod and costs no memory.
 
 mod events;
 
@@ -38,10 +38,12 @@ use tonic::{Code, Request, Response, Status};
 
 use self::events::{Watched, object};
 
-/// Calls of ListPods and GetPod per second, and their burst (`pkg/kubelet/apis/pods: DefaultQPS`, `DefaultBurstTokens`).
+/// Calls of ListPods and GetPod per second, and their burst (`pkg/kubelet/apis/pods: DefaultQPS`,
+/// `DefaultBurstTokens`).
 const CALLS: u32 = 100;
 const BURST: u32 = 10;
-/// Watches at once. Agents of a node have one each; a client that leaks them gets an error before the node runs out of memory.
+/// Watches at once. Agents of a node have one each; a client that leaks them gets an error before the node
+/// runs out of memory.
 const WATCHES: usize = 100;
 /// Events of a watch that wait to be sent. Each has up to 4 MiB.
 const QUEUE: usize = 2;

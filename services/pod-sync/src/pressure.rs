@@ -34,8 +34,8 @@ impl Pressure for Service {
     }
 }
 
-/// Requests a round in which all pods are measured, and returns it. Returns the last round if none begins within the time limit, since
-/// an eviction is in progress or the node cannot be measured.
+/// Requests a round in which all pods are measured, and returns it. Returns the last round if none begins
+/// within the time limit, since an eviction is in progress or the node cannot be measured.
 async fn full_round(mut rounds: EvictionRounds) -> Option<Arc<LastRound>> {
     rounds.last.mark_unchanged();
     rounds.full_round.notify_one();

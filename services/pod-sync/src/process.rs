@@ -19,8 +19,9 @@ use crate::args::Args;
 use crate::start_refusal::node_identity;
 use crate::threshold_checks;
 
-/// Runs pod-sync as its own process. Exits with 64 on a usage error, and if thresholds of evictions contradict each other on
-/// this machine, and with 69 if another agent uses the root directory or the node name.
+/// Runs pod-sync as its own process. Exits with 64 on a usage error, and if thresholds of evictions
+/// contradict each other on this machine, and with 69 if another agent uses the root directory or the node
+/// name.
 #[must_use]
 pub fn main() -> ExitCode {
     let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::PodSync);

@@ -43,38 +43,42 @@ pub struct ResourceArgs {
     /// Create a cgroup per pod, below one per QoS class.
     #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub cgroups_per_qos: bool,
-    /// Amount reserved for the system, `cpu=100m`, `memory=1Gi`, `ephemeral-storage=1Gi`, `pid=100`; may be given more than
-    /// once.
+    /// Amount reserved for the system, `cpu=100m`, `memory=1Gi`, `ephemeral-storage=1Gi`, `pid=100`; may be
+    /// given more than once.
     #[arg(long, value_delimiter = ',', value_parser = quintlet_config::pair, value_name = "AMOUNT")]
     pub system_reserved: Vec<(String, String)>,
     /// Amount reserved for Quintlet and the runtime, as --system-reserved.
     #[arg(long, value_delimiter = ',', value_parser = quintlet_config::pair, value_name = "AMOUNT")]
     pub kube_reserved: Vec<(String, String)>,
-    /// Online CPUs reserved for the system, such as 0-1,4. Their number replaces the cpu amounts of --system-reserved and
-    /// --kube-reserved.
+    /// Online CPUs reserved for the system, such as 0-1,4. Their number replaces the cpu amounts of
+    /// --system-reserved and --kube-reserved.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "CPUS")]
     pub reserved_cpus: String,
-    /// Existing cgroup that gets the limits of --system-reserved, if --enforce-node-allocatable has system-reserved.
+    /// Existing cgroup that gets the limits of --system-reserved, if --enforce-node-allocatable has
+    /// system-reserved.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "CGROUP")]
     pub system_reserved_cgroup: String,
-    /// Existing cgroup that gets the limits of --kube-reserved, if --enforce-node-allocatable has kube-reserved.
+    /// Existing cgroup that gets the limits of --kube-reserved, if --enforce-node-allocatable has
+    /// kube-reserved.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "CGROUP")]
     pub kube_reserved_cgroup: String,
-    /// Limits that cgroups enforce: `pods`, `system-reserved`, `kube-reserved`, the last two also with `-compressible`, or `none`.
+    /// Limits that cgroups enforce: `pods`, `system-reserved`, `kube-reserved`, the last two also with
+    /// `-compressible`, or `none`.
     #[arg(long, default_value = "pods", value_delimiter = ',', value_name = "WORD")]
     pub enforce_node_allocatable: Vec<String>,
     /// Cgroup of the services, created if it is missing. Empty: they stay where they were started.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "CGROUP")]
     pub kubelet_cgroups: String,
-    /// Cgroup for the processes in the root cgroup, except kernel threads; created if it is missing. Empty: they stay there.
+    /// Cgroup for the processes in the root cgroup, except kernel threads; created if it is missing. Empty:
+    /// they stay there.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "CGROUP")]
     pub system_cgroups: String,
-    /// Percentage of the memory requests of higher QoS classes that lower ones cannot use, `memory=50%`. Needs the feature gate
-    /// QOSReserved.
+    /// Percentage of the memory requests of higher QoS classes that lower ones cannot use, `memory=50%`.
+    /// Needs the feature gate QOSReserved.
     #[arg(long, value_delimiter = ',', value_parser = reserved_percent, value_name = "PERCENT")]
     pub qos_reserved: Vec<i64>,
-    /// Part of the memory between request and limit of a container above which it is throttled; not set: containers are not throttled.
-    /// Needs the feature gate MemoryQoS.
+    /// Part of the memory between request and limit of a container above which it is throttled; not set:
+    /// containers are not throttled. Needs the feature gate MemoryQoS.
     #[arg(long, value_name = "FACTOR")]
     pub memory_throttling_factor: Option<f64>,
     /// TieredReservation: protect the memory requests of pods. Needs the feature gate MemoryQoS.
@@ -92,8 +96,8 @@ pub struct ResourceArgs {
     /// Maximum delay of the crash-loop back-off, 1s to 5m.
     #[arg(long, default_value = "5m", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub max_container_restart_period: Duration,
-    /// Maximum number of dead instances kept per container, besides a running one; at least the newest. -1: all. Default: two
-    /// instances, dead or running.
+    /// Maximum number of dead instances kept per container, besides a running one; at least the newest. -1:
+    /// all. Default: two instances, dead or running.
     #[arg(long, allow_negative_numbers = true, value_name = "COUNT")]
     pub maximum_dead_containers_per_container: Option<i32>,
     /// Minimum age of a dead instance before it may be removed.
@@ -105,18 +109,20 @@ pub struct ResourceArgs {
     /// Interval between measurements of the disk usage of a pod's volumes. Zero or negative: never.
     #[arg(long, default_value = "1m", value_parser = period, allow_hyphen_values = true, value_name = "DURATION")]
     pub volume_stats_agg_period: Duration,
-    /// Maximum number of HTTP, TCP and gRPC attempts per second of all probes to which the annotation quintlet.dev/probe-period-ms applies.
-    /// 0: pods have no such probes.
+    /// Maximum number of HTTP, TCP and gRPC attempts per second of all probes to which the annotation
+    /// quintlet.dev/probe-period-ms applies. 0: pods have no such probes.
     #[arg(long, default_value_t = 2000, value_name = "ATTEMPTS")]
     pub sub_second_probe_rate: u32,
     /// The same for exec probes, whose attempts each start a process in the runtime.
     #[arg(long, default_value_t = 0, value_name = "ATTEMPTS")]
     pub sub_second_exec_probe_rate: u32,
-    /// Feature gate, `Name=true`; may be given more than once. All but these are fixed: AtomicWriteVolumeUserFields, CPUManagerPolicyAlphaOptions,
-    /// CPUManagerPolicyBetaOptions, CSIVolumeHealth,
-    /// ClusterTrustBundleProjection, ContainerStopSignals, DefaultPodSysctls, EmptyDirVolumeMode, GRPCContainerProbeTLS,
-    /// H2CContainerProbe, HugepageAwareEviction, KubeletCrashLoopBackOffMax, KubeletInUserNamespace,
-    /// LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodLevelResourceManagers, PodsAPI, QOSReserved, ResourceHealthStatus, SELinuxMount and VolumeBindMountOptions.
+    /// Feature gate, `Name=true`; may be given more than once. All but these are fixed:
+    /// AtomicWriteVolumeUserFields, CPUManagerPolicyAlphaOptions, CPUManagerPolicyBetaOptions,
+    /// CSIVolumeHealth, ClusterTrustBundleProjection, ContainerStopSignals, DefaultPodSysctls,
+    /// EmptyDirVolumeMode, GRPCContainerProbeTLS, H2CContainerProbe, HugepageAwareEviction,
+    /// KubeletCrashLoopBackOffMax, KubeletInUserNamespace, LocalStorageCapacityIsolationFSQuotaMonitoring,
+    /// MemoryQoS, PodCertificateRequest, PodLevelResourceManagers, PodsAPI, QOSReserved,
+    /// ResourceHealthStatus, SELinuxMount and VolumeBindMountOptions.
     #[arg(long, value_delimiter = ',', value_name = "GATE")]
     pub feature_gates: Vec<String>,
 }
@@ -231,7 +237,8 @@ impl ResourceArgs {
         self.has_gate(DEFAULT_POD_SYSCTLS)
     }
 
-    /// Returns the projects that count the usage of volumes below `root_dir`. There are none while the feature gate is off.
+    /// Returns the projects that count the usage of volumes below `root_dir`. There are none while the
+    /// feature gate is off.
     #[must_use]
     pub fn project_quotas(&self, root_dir: &std::path::Path) -> ProjectQuotas {
         if self.has_gate(QUOTA_MONITORING) { ProjectQuotas::new(root_dir) } else { ProjectQuotas::default() }

@@ -60,7 +60,8 @@ pub struct ServeContext {
     pub(crate) rounds: Option<EvictionRounds>,
 }
 
-/// Services of podsync.v1: PodSync here, Checkpoints in `checkpoint`, Pressure in `pressure`, Storage in `storage`, Volumes in `volumes`.
+/// Services of podsync.v1: PodSync here, Checkpoints in `checkpoint`, Pressure in `pressure`, Storage in
+/// `storage`, Volumes in `volumes`.
 #[derive(Debug, Clone)]
 pub struct Service {
     pub(crate) ctx: Arc<ServeContext>,
@@ -93,8 +94,9 @@ impl Service {
     }
 }
 
-/// Selects one of the pods (namespace, name, time) by name: an exact match, or a static pod whose name without the node suffix
-/// matches. Of two static pods with the same name, of which one replaces the other, it selects the newer one.
+/// Selects one of the pods (namespace, name, time) by name: an exact match, or a static pod whose name
+/// without the node suffix matches. Of two static pods with the same name, of which one replaces the other,
+/// it selects the newer one.
 fn meant<'a>(
     pods: impl Iterator<Item = (&'a str, &'a str, i64)>,
     namespace: Option<&str>,

@@ -34,7 +34,8 @@ pub(crate) fn settings(args: &Args) -> anyhow::Result<NodeSettings> {
     Ok(settings)
 }
 
-/// Sets the facts of the machine: memory, cgroup version, huge pages, swap controller, SELinux, AppArmor, thermal throttling.
+/// Sets the facts of the machine: memory, cgroup version, huge pages, swap controller, SELinux, AppArmor,
+/// thermal throttling.
 fn detect(settings: &mut NodeSettings, selinux_root: &Path) {
     use procfs::Current as _;
     if let Ok(info) = procfs::Meminfo::current() {

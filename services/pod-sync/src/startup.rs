@@ -1,4 +1,5 @@
-//! The start of pod-sync. [`Agent::open`] opens the state and makes the clients; the other stages start its tasks.
+//! The start of pod-sync. [`Agent::open`] opens the state and makes the clients; the other stages start its
+//! tasks.
 
 mod cgroups;
 mod claims;

@@ -1,5 +1,6 @@
-//! Serves `Pods` of `quintlet.subscribe.v1`: what programs that are not part of Quintlet may see of the node's pods. A message is built field
-//! by field from the view of a pod; nothing else of its specification can reach a subscriber.
+//! Serves `Pods` of `quintlet.subscribe.v1`: what programs that are not part of Quintlet may see of the
+//! node's pods. A message is built field by field from the view of a pod; nothing else of its specification
+//! can reach a subscriber.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -41,7 +42,8 @@ impl PodsService {
     }
 }
 
-/// Copies the views of pods into the journal, each time that one of them changes. The first views are those of all sources.
+/// Copies the views of pods into the journal, each time that one of them changes. The first views are those
+/// of all sources.
 pub(crate) async fn publish(reporting: Arc<Reporting>, journal: Arc<PodJournal>) {
     let mut versions = reporting.views.subscribe();
     let mut seen: HashMap<PodUid, u64> = HashMap::new();

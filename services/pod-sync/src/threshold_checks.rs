@@ -1,8 +1,8 @@
 //! Checks the thresholds of evictions against each other and the capacity of this machine, at the start.
 //!
-//! The configuration alone does not show how an amount compares with a percentage. The capacity of the runtime's file systems is not
-//! known at the start: their thresholds are compared, and a contradiction logged, by the loop of evictions
-//! ([`pod_sync_eviction_loop`]).
+//! The configuration alone does not show how an amount compares with a percentage. The capacity of the
+//! runtime's file systems is not known at the start: their thresholds are compared, and a contradiction
+//! logged, by the loop of evictions ([`pod_sync_eviction_loop`]).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,8 +26,8 @@ const HARD: &str = "evictionHard";
 const SOFT: &str = "evictionSoft";
 const RECLAIM: &str = "evictionMinimumReclaim";
 
-/// Returns the problems of the thresholds on this machine: an error for each soft threshold without an effect, a warning for each
-/// threshold above the capacity.
+/// Returns the problems of the thresholds on this machine: an error for each soft threshold without an
+/// effect, a warning for each threshold above the capacity.
 pub(crate) fn problems(args: &Args, config: &Config) -> Vec<Diagnostic> {
     of_capacities(args, config, &capacities(args))
 }
@@ -40,7 +40,8 @@ fn of_capacities(args: &Args, config: &Config, capacities: &BTreeMap<Signal, Qua
     let capacity = |signal| capacities.get(&signal).copied();
     let contradictions = without_effect(&settings.thresholds, capacity);
     let above = above_capacity(&settings.thresholds, capacity).into_iter().filter(|above| {
-        // The configuration alone shows it for two percentages, and the threshold of all pods is a copy of that of the node.
+        // The configuration alone shows it for two percentages, and the threshold of all pods is a copy of
+        // that of the node.
         let Threshold { signal, value, minimum_reclaim, .. } = above.threshold;
         let is_copy =
             signal == Signal::AllocatableMemoryAvailable && value_of(config, HARD, signal).is_none();
@@ -79,7 +80,8 @@ fn beyond(config: &Config, above: &AboveCapacity) -> Diagnostic {
     }
 }
 
-/// Returns the field of a hard threshold. That of all pods together is a copy of the node's, unless it is set.
+/// Returns the field of a hard threshold. That of all pods together is a copy of the node's, unless it is
+/// set.
 fn hard_field(config: &Config, signal: Signal) -> String {
     match signal {
         Signal::AllocatableMemoryAvailable if value_of(config, HARD, signal).is_none() => {
@@ -157,7 +159,8 @@ mod tests {
         read(Service::PodSync, line).unwrap()
     }
 
-    /// A node with 16 GiB of memory, of which pods may use 8, a disk of 100 GiB with a million inodes, and 32,768 process IDs.
+    /// A node with 16 GiB of memory, of which pods may use 8, a disk of 100 GiB with a million inodes, and
+    /// 32,768 process IDs.
     fn node() -> BTreeMap<Signal, Quantity> {
         let gib = |count: i64| Quantity::from_units(count << 30, Format::Binary);
         let number = |count: i64| Quantity::from_units(count, Format::Decimal);

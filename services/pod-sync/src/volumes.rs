@@ -107,18 +107,21 @@ impl Drivers for MountedVolumes {
     }
 }
 
-/// Returns the usage of a volume; `None` if its driver reports none (`NodeGetVolumeStats` in `csi_client.go`).
+/// Returns the usage of a volume; `None` if its driver reports none (`NodeGetVolumeStats` in
+/// `csi_client.go`).
 fn provided(stats: VolumeStats) -> Option<wire::DiskUsage> {
     (stats.bytes.is_some() || stats.inodes.is_some()).then(|| disk_usage(stats))
 }
 
-/// Returns the driver in the unique name of a volume. The name of an inline volume has none, and is returned as it is.
+/// Returns the driver in the unique name of a volume. The name of an inline volume has none, and is returned
+/// as it is.
 fn driver(volume: &str) -> &str {
     let handle = volume.strip_prefix(PLUGIN).and_then(|rest| rest.strip_prefix('/'));
     handle.and_then(|handle| handle.split_once('^')).map_or(volume, |(driver, _)| driver)
 }
 
-/// Returns the usage that a driver reports. Missing and negative values are zero (`NodeGetVolumeStats` in `csi_client.go`).
+/// Returns the usage that a driver reports. Missing and negative values are zero (`NodeGetVolumeStats` in
+/// `csi_client.go`).
 fn disk_usage(stats: VolumeStats) -> wire::DiskUsage {
     let value = |usage: Option<Usage>, amount: fn(&Usage) -> i64| {
         usage.map_or(0, |usage| u64::try_from(amount(&usage)).unwrap_or(0))

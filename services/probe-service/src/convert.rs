@@ -22,7 +22,8 @@ pub fn uid(value: &str) -> Result<PodUid, ConvertError> {
     PodUid::parse(value).map_err(|source| ConvertError::Id { field: "uid", source })
 }
 
-/// Converts a target. A field that is zero gets the default of the API: period 10 s, timeout 1 s, thresholds 1 and 3.
+/// Converts a target. A field that is zero gets the default of the API: period 10 s, timeout 1 s, thresholds
+/// 1 and 3.
 ///
 /// # Errors
 /// An ID, a probe type or a memory is invalid. An unknown handler is no error: its attempts are unknown.

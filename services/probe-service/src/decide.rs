@@ -1,7 +1,7 @@
 //! Computes the next step of a probe and the meaning of an attempt. No I/O; the time is an argument.
 //!
-//! The steps are those of `pkg/kubelet/prober: worker.doProbe`, with two differences. A run of equal results starts at zero with a
-//! new container instance. A pod without an address is not probed over the network.
+//! The steps are those of `pkg/kubelet/prober: worker.doProbe`, with two differences. A run of equal results
+//! starts at zero with a new container instance. A pod without an address is not probed over the network.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use quintlet_model::probe::{ProbeMemory, ProbeResult, ProbeType};
 
 use crate::target::{Probe, View};
 
-/// A container that started this long before the service did is not new and gets no initial result (`pkg/kubelet/prober:
-/// probeRestartGracePeriod`).
+/// A container that started this long before the service did is not new and gets no initial result
+/// (`pkg/kubelet/prober: probeRestartGracePeriod`).
 pub const RESTART_GRACE: Duration = Duration::from_secs(10);
 
 /// The next step of a probe.
@@ -51,8 +51,9 @@ pub enum ProbeAttempt {
     Unknown,
 }
 
-/// Returns the memory to continue with for the container instance in `view`: of `own` and `seed` the one with the higher counter, or
-/// an initial memory if neither is about this instance. Returns none if there is no instance.
+/// Returns the memory to continue with for the container instance in `view`: of `own` and `seed` the one with
+/// the higher counter, or an initial memory if neither is about this instance. Returns none if there is no
+/// instance.
 ///
 /// `service_started` is the CLOCK_BOOTTIME of the start of this service.
 #[must_use]
@@ -135,7 +136,8 @@ pub fn next_step(probe: &Probe, view: &View, memory: Option<&ProbeMemory>, now: 
     NextStep::Probe(id.clone())
 }
 
-/// Returns the memory after an attempt on the container instance of `memory`, or none if the attempt is unknown.
+/// Returns the memory after an attempt on the container instance of `memory`, or none if the attempt is
+/// unknown.
 #[must_use]
 pub fn evaluate(probe: &Probe, memory: &ProbeMemory, attempt: ProbeAttempt) -> Option<ProbeMemory> {
     let (last, threshold) = match attempt {
@@ -169,8 +171,9 @@ pub fn is_changed(old: Option<&ProbeMemory>, new: &ProbeMemory) -> bool {
 
 /// Returns the wait before the first evaluation: the fraction `unit` (0 to 1) of the period, or zero.
 ///
-/// The wait spreads the probes of a node after a start of the service. It applies to a container that ran before the service, within
-/// one period of the start, and only without a memory of another instance: a probe that is handed over must not pause.
+/// The wait spreads the probes of a node after a start of the service. It applies to a container that ran
+/// before the service, within one period of the start, and only without a memory of another instance: a probe
+/// that is handed over must not pause.
 #[must_use]
 pub fn jitter(
     probe: &Probe,

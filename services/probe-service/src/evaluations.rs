@@ -15,8 +15,8 @@ pub const CAPACITY: usize = 1024;
 pub enum Start {
     /// After the evaluation with this number.
     After(u64),
-    /// The cursor is invalid for the given reason. The observer starts after the evaluation with this number, so that it reads all
-    /// evaluations that are kept.
+    /// The cursor is invalid for the given reason. The observer starts after the evaluation with this number,
+    /// so that it reads all evaluations that are kept.
     Resync(u64, &'static str),
 }
 
@@ -25,7 +25,8 @@ pub enum Start {
 pub enum NextEvaluation {
     /// An evaluation, with its number.
     Evaluation(u64, Arc<wire::Evaluation>),
-    /// The number of evaluations that are no longer kept, and the number of the evaluation after which the observer continues.
+    /// The number of evaluations that are no longer kept, and the number of the evaluation after which the
+    /// observer continues.
     Missed(u64, u64),
     /// There is no newer evaluation.
     End,
@@ -69,7 +70,8 @@ impl Evaluations {
         wire::Cursor { epoch: self.epoch, seq }
     }
 
-    /// Returns the position at which an observer with this cursor starts; without a cursor, after the last evaluation.
+    /// Returns the position at which an observer with this cursor starts; without a cursor, after the last
+    /// evaluation.
     #[must_use]
     pub fn start(&self, resume: Option<wire::Cursor>) -> Start {
         let kept = self.kept.lock();

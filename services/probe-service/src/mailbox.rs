@@ -12,8 +12,8 @@ use quintlet_proto::probe::v1::drive_report::Report;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// Failed evaluations that are kept. 110 pods with two containers of three probes that each fail once in one period make 660.
-/// Results need no bound: there is one per probe.
+/// Failed evaluations that are kept. 110 pods with two containers of three probes that each fail once in one
+/// period make 660. Results need no bound: there is one per probe.
 pub const UNHEALTHY_CAPACITY: usize = 1024;
 
 /// The reports for one driver.
@@ -69,7 +69,8 @@ impl Mailbox {
         self.inner.lock().results.remove(key);
     }
 
-    /// Waits for reports and takes all. Results come before answers, so that an answer follows the results that it completes.
+    /// Waits for reports and takes all. Results come before answers, so that an answer follows the results
+    /// that it completes.
     ///
     /// Cancellation safety: no report is lost.
     pub async fn take(&self) -> Vec<wire::DriveReport> {

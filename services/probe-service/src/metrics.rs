@@ -11,7 +11,8 @@ use quintlet_model::ids::PodRef;
 use quintlet_model::probe::{ProbeKey, ProbeType};
 use quintlet_telemetry::metrics::{self, Buckets};
 
-/// The default buckets of the Prometheus library, which the kubelet uses for probes (`pkg/kubelet/prober: ProberDuration`).
+/// The default buckets of the Prometheus library, which the kubelet uses for probes
+/// (`pkg/kubelet/prober: ProberDuration`).
 const KUBELET_BUCKETS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -32,8 +33,8 @@ struct Seconds {
     namespace: String,
 }
 
-/// The counters of one probe, each from its first evaluation on. Its durations are not here: their series has no UID, so that the end
-/// of another pod with the same name removes it.
+/// The counters of one probe, each from its first evaluation on. Its durations are not here: their series has
+/// no UID, so that the end of another pod with the same name removes it.
 #[derive(Debug, Default)]
 pub struct Counters([Option<Counter>; 3]);
 

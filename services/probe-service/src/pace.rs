@@ -1,8 +1,10 @@
-//! Bounds what a probe with a period below one second causes in other services to what a period of one second causes.
+//! Bounds what a probe with a period below one second causes in other services to what a period of one second
+//! causes.
 //!
-//! A changed result is reported at once. The rest waits: a streak that does not change the result, further failures for the pod's events,
-//! and the return of a pod to readiness. So neither a failing nor an alternating probe multiplies passes of pod-sync, events and writes to
-//! the API server. No I/O; the time is an argument.
+//! A changed result is reported at once. The rest waits: a streak that does not change the result, further
+//! failures for the pod's events, and the return of a pod to readiness. So neither a failing nor an
+//! alternating probe multiplies passes of pod-sync, events and writes to the API server. No I/O; the time is
+//! an argument.
 
 use std::time::Duration;
 
@@ -11,8 +13,8 @@ use tokio::time::Instant;
 
 use crate::target::Probe;
 
-/// Shortest interval between two reports, two events and two losses of readiness of a probe. Probes with this period or a longer one are
-/// not bounded.
+/// Shortest interval between two reports, two events and two losses of readiness of a probe. Probes with this
+/// period or a longer one are not bounded.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Returns whether the reports of probes with this period are bounded.
@@ -37,7 +39,8 @@ impl Pace {
         self.lost_readiness = None;
     }
 
-    /// Returns whether the memory `new` is reported now. `is_changed`: the driver needs a report of `new` in place of `old`.
+    /// Returns whether the memory `new` is reported now. `is_changed`: the driver needs a report of `new` in
+    /// place of `old`.
     pub(crate) fn admits_report(
         &mut self,
         period: Duration,
@@ -66,8 +69,9 @@ impl Pace {
         admitted
     }
 
-    /// Returns the memory after an evaluation: `new`, but without its new result while a readiness probe would make its container ready
-    /// again less than [`INTERVAL`] after the loss. The streak continues, so a later success makes the container ready.
+    /// Returns the memory after an evaluation: `new`, but without its new result while a readiness probe
+    /// would make its container ready again less than [`INTERVAL`] after the loss. The streak continues, so a
+    /// later success makes the container ready.
     pub(crate) fn settled(
         &mut self,
         probe: &Probe,

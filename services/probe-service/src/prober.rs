@@ -185,8 +185,8 @@ impl Prober {
         Ok(())
     }
 
-    /// Keeps the states of the probes for subscribers from now on; call it before the first driver. They are complete once a driver has
-    /// sent all its targets.
+    /// Keeps the states of the probes for subscribers from now on; call it before the first driver. They are
+    /// complete once a driver has sent all its targets.
     pub(crate) fn keep_states(&self) -> Arc<ProbeJournal> {
         let journal = self.shared.journal.get_or_init(|| Arc::new(ProbeJournal::new(&self.shared.clock)));
         Arc::clone(journal)

@@ -12,7 +12,8 @@ use quintlet_kit::service::{self, Service};
 #[derive(Debug, Parser)]
 #[command(version, about)]
 struct Args {
-    /// Name of this instance; its socket is RUN_DIR/probe/ID.sock. pod-sync shares the pods among all instances.
+    /// Name of this instance; its socket is RUN_DIR/probe/ID.sock. pod-sync shares the pods among all
+    /// instances.
     #[arg(long, default_value = "0", value_parser = instance_id, value_name = "ID")]
     id: String,
     #[command(flatten)]

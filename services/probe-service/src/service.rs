@@ -58,7 +58,8 @@ impl Probe for ProbeService {
             let closed = closed.clone();
             let failed = Arc::clone(&failed);
             async move {
-                // An open request stream would keep the connection open at the stop. A request that is dropped is not applied.
+                // An open request stream would keep the connection open at the stop. A request that is
+                // dropped is not applied.
                 tokio::select! {
                     () = stop.cancelled() => {}
                     ended = receiving => {

@@ -24,8 +24,8 @@ use crate::stall;
 use crate::subscribe;
 use crate::target::{Probe, Target, View};
 
-/// Attempts of one evaluation while their result is unknown (`pkg/kubelet/prober: maxProbeRetries`). A probe with a period below one second
-/// has one: its next evaluation is near, and its rate is limited.
+/// Attempts of one evaluation while their result is unknown (`pkg/kubelet/prober: maxProbeRetries`). A probe
+/// with a period below one second has one: its next evaluation is near, and its rate is limited.
 const MAX_ATTEMPTS: usize = 3;
 
 /// One probe. Its state is changed and reported under one lock, so that reports keep their order.
@@ -183,7 +183,8 @@ impl Slot {
         self.settle_stopped(shared, &mut state, now);
         let NextStep::Probe(_) = state.next_step(now) else { return None };
         let memory = state.memory.clone()?;
-        // The first evaluation belongs to the trace that started the container. One that passes again has no span.
+        // The first evaluation belongs to the trace that started the container. One that passes again has no
+        // span.
         let span = match memory.last {
             ProbeResult::Success => Span::none(),
             ProbeResult::Unknown => self.span(state.trace.as_ref()),

@@ -1,4 +1,5 @@
-//! Detects that this process did not run for a while because it was stopped, starved of CPU, or suspended with the machine.
+//! Detects that this process did not run for a while because it was stopped, starved of CPU, or suspended
+//! with the machine.
 
 use std::pin::pin;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Serves `Probes` of `quintlet.subscribe.v1`: what programs that are not part of Quintlet may see of probes. Output, targets and commands
-//! are not among it.
+//! Serves `Probes` of `quintlet.subscribe.v1`: what programs that are not part of Quintlet may see of probes.
+//! Output, targets and commands are not among it.
 
 use std::sync::Arc;
 

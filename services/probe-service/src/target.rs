@@ -99,8 +99,8 @@ pub struct View {
 }
 
 impl Handler {
-    /// Returns the host to connect to: that of the handler, else the pod's. Returns an empty host while the pod has no address, and
-    /// none for a handler that needs no host.
+    /// Returns the host to connect to: that of the handler, else the pod's. Returns an empty host while the
+    /// pod has no address, and none for a handler that needs no host.
     #[must_use]
     pub fn host<'a>(&'a self, pod_ip: &'a str) -> Option<&'a str> {
         match self {

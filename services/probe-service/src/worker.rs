@@ -13,12 +13,14 @@ use crate::decide::NextStep;
 use crate::shared::Shared;
 use crate::slot::Slot;
 
-/// Wait after an evaluation that panicked. Each further panic in a row doubles it, up to [`LONGEST_AFTER_PANIC`].
+/// Wait after an evaluation that panicked. Each further panic in a row doubles it, up to
+/// [`LONGEST_AFTER_PANIC`].
 const AFTER_PANIC: Duration = Duration::from_secs(10);
 const LONGEST_AFTER_PANIC: Duration = Duration::from_secs(3600);
 
-/// Parts of a period in which its evaluations begin together, so that the process wakes once for several probes, and finds its code in
-/// the processor's caches. A probe begins up to one part later for it: 40 ms of a period of one second.
+/// Parts of a period in which its evaluations begin together, so that the process wakes once for several
+/// probes, and finds its code in the processor's caches. A probe begins up to one part later for it: 40 ms of
+/// a period of one second.
 const SLOTS: u32 = 25;
 
 /// The times at which a probe is due: the first exactly, the others in slots.
@@ -75,9 +77,10 @@ impl Ticks {
 
 /// Evaluates the probe every period until the task is aborted, for the first time after `jitter`.
 ///
-/// Missed ticks collapse into one, and an evaluation that takes longer than a period delays the next one, so that a probe never overlaps
-/// itself. The probe is evaluated at once when its container starts or its initial delay ends, and the period counts from there. A
-/// changed period counts from the last tick. Nothing else moves the ticks.
+/// Missed ticks collapse into one, and an evaluation that takes longer than a period delays the next one, so
+/// that a probe never overlaps itself. The probe is evaluated at once when its container starts or its
+/// initial delay ends, and the period counts from there. A changed period counts from the last tick. Nothing
+/// else moves the ticks.
 pub(crate) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, jitter: Duration) {
     let mut ticks = Ticks::new(deadline_after(Instant::now(), jitter), slot.period());
     let work = Work::new(slot.key.uid.as_str(), format!("{}/{}", slot.pod.namespace, slot.pod.name));

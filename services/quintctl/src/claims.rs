@@ -26,7 +26,8 @@ pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
     print(format.render(&data(&reply), |wide| render(&reply, wide))?)
 }
 
-/// Formats the table of drivers, and that of the claims; `wide` adds all pods and devices and the UIDs of the claims.
+/// Formats the table of drivers, and that of the claims; `wide` adds all pods and devices and the UIDs of the
+/// claims.
 #[must_use]
 pub fn render(reply: &ListClaimsReply, wide: bool) -> String {
     if reply.drivers.is_empty() && reply.claims.is_empty() {

@@ -59,7 +59,8 @@ pub enum Command {
     Pressure,
     /// List volumes of pods, with their state, the call in progress and the last error
     Volumes(volumes::VolumesArgs),
-    /// Show the CPUs of the machine, the memory of its NUMA nodes, and the containers that have some of their own
+    /// Show the CPUs of the machine, the memory of its NUMA nodes, and the containers that have some of their
+    /// own
     Cpus,
     /// Show the resources of device plugins, and the containers that hold their devices
     Devices,

@@ -40,7 +40,8 @@ impl Peer {
         Self::new("pleg-service", paths.pleg())
     }
 
-    /// Returns cri-proxy at the first of its sockets that exists: the read socket on a node, another socket in a container.
+    /// Returns cri-proxy at the first of its sockets that exists: the read socket on a node, another socket
+    /// in a container.
     #[must_use]
     pub fn cri_proxy(paths: &Paths) -> Self {
         // Every socket serves the health service. A container mounts only the sockets of its own service.
@@ -78,8 +79,8 @@ impl Peer {
         out
     }
 
-    /// Returns the five services in start order, then the node API if its socket exists. Without an instance of probe-service, a
-    /// placeholder path in its directory represents the service.
+    /// Returns the five services in start order, then the node API if its socket exists. Without an instance
+    /// of probe-service, a placeholder path in its directory represents the service.
     #[must_use]
     pub fn all(paths: &Paths) -> Vec<Self> {
         let mut out = vec![Self::cri_proxy(paths), Self::pleg(paths)];
@@ -119,8 +120,8 @@ impl Peer {
         }
     }
 
-    /// Returns a list that comes as a stream of chunks. The time limit is that of each chunk: the pods of a node may have hundreds of
-    /// megabytes.
+    /// Returns a list that comes as a stream of chunks. The time limit is that of each chunk: the pods of a
+    /// node may have hundreds of megabytes.
     ///
     /// # Errors
     /// The service returns an error, or no chunk within [`RESPONSE_TIMEOUT`].

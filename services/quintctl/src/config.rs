@@ -9,8 +9,8 @@ use quintlet_config::{Config, Sources};
 use crate::error::Error;
 use crate::out::print;
 
-/// Show the effective configuration, with the origin of each value. An invalid configuration is reported with all errors and
-/// exit code 64.
+/// Show the effective configuration, with the origin of each value. An invalid configuration is reported with
+/// all errors and exit code 64.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ConfigArgs {
     /// Configuration file [default: show the defaults]
@@ -24,7 +24,8 @@ pub struct ConfigArgs {
     pub strict: bool,
 }
 
-/// Prints the effective configuration. Returns false if the configuration is invalid; its errors are on standard error.
+/// Prints the effective configuration. Returns false if the configuration is invalid; its errors are on
+/// standard error.
 ///
 /// # Errors
 /// Standard output or standard error is closed.

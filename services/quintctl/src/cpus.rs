@@ -1,4 +1,5 @@
-//! `quintctl cpus`: the CPUs of the machine, the memory of its NUMA nodes, and the containers that have some of their own.
+//! `quintctl cpus`: the CPUs of the machine, the memory of its NUMA nodes, and the containers that have some
+//! of their own.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,8 @@ pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
     print(format.render(&data(&reply), |wide| render(&reply, wide))?)
 }
 
-/// Formats the policies, the map of the CPUs, the memory, and the table of containers; `wide` adds the UIDs of the pods.
+/// Formats the policies, the map of the CPUs, the memory, and the table of containers; `wide` adds the UIDs
+/// of the pods.
 #[must_use]
 pub fn render(reply: &ListCpusReply, wide: bool) -> String {
     let policies = reply.policies.clone().unwrap_or_default();

@@ -26,7 +26,8 @@ pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
     print(format.render(&data(&reply), |wide| render(&reply, wide))?)
 }
 
-/// Formats the table of resources, and that of the containers that hold devices; `wide` adds all devices and the UIDs of the pods.
+/// Formats the table of resources, and that of the containers that hold devices; `wide` adds all devices and
+/// the UIDs of the pods.
 #[must_use]
 pub fn render(reply: &ListDevicesReply, wide: bool) -> String {
     if reply.resources.is_empty() {

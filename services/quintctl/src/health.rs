@@ -36,7 +36,8 @@ pub struct Row {
     pub service: String,
     /// The service and the dependencies that its health includes are well.
     pub serving: bool,
-    /// One word or two for the table: `serving`, `unhealthy`, `not serving`, `unknown`, `unreachable`, `live` or `stalled`.
+    /// One word or two for the table: `serving`, `unhealthy`, `not serving`, `unknown`, `unreachable`, `live`
+    /// or `stalled`.
     pub health: String,
     pub detail: String,
 }
@@ -50,8 +51,8 @@ pub struct HealthArgs {
     /// Check only this service, as its container's probes do
     #[arg(value_name = "SERVICE")]
     pub service: Option<ServiceArg>,
-    /// Check liveness only: fail if the service's socket does not answer or its main loop is stuck. An unreachable runtime or API
-    /// server is not a failure
+    /// Check liveness only: fail if the service's socket does not answer or its main loop is stuck. An
+    /// unreachable runtime or API server is not a failure
     #[arg(long, requires = "service")]
     pub live: bool,
 }
@@ -90,8 +91,8 @@ impl ServiceArg {
     }
 }
 
-/// Prints the health, and returns whether all services are healthy. For a service that is named, one healthy instance is enough,
-/// since the socket of a renamed instance may be left behind.
+/// Prints the health, and returns whether all services are healthy. For a service that is named, one healthy
+/// instance is enough, since the socket of a renamed instance may be left behind.
 ///
 /// # Errors
 /// Standard output is closed.
@@ -219,7 +220,8 @@ async fn row(peer: &Peer, paths: &Paths) -> Row {
     Row { service: peer.service.clone(), serving: serving && well, health: health.to_owned(), detail }
 }
 
-/// Returns whether a service is well that gave no details, and why not. Users of other services, as in their containers, get none.
+/// Returns whether a service is well that gave no details, and why not. Users of other services, as in their
+/// containers, get none.
 fn without_detail(error: &Error) -> (bool, String) {
     match error {
         Error::Rpc { code: Code::PermissionDenied, .. } => (true, "no details for this user".to_owned()),
@@ -235,8 +237,8 @@ async fn refused_peers(peer: &Peer) -> Option<String> {
     (!reasons.is_empty()).then(|| reasons.join("; "))
 }
 
-/// Returns the status of `name` in the service's health, where the empty name is the service as a whole. An unknown name has the
-/// status unknown.
+/// Returns the status of `name` in the service's health, where the empty name is the service as a whole. An
+/// unknown name has the status unknown.
 async fn check(peer: &Peer, name: &str) -> Result<ServingStatus, Error> {
     let mut client = HealthClient::new(peer.channel().await?);
     let call = async {
@@ -266,7 +268,8 @@ async fn proxy(peer: &Peer) -> Result<ProxyInfoReply, Error> {
     peer.call(client.get(ProxyInfoRequest {})).await
 }
 
-/// Returns whether status-reporter can update the Node, and the detail. A node without an API server has no Node.
+/// Returns whether status-reporter can update the Node, and the detail. A node without an API server has no
+/// Node.
 #[must_use]
 fn node_health(status: ServingStatus) -> (bool, String) {
     match status {

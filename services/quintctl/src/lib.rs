@@ -1,7 +1,7 @@
 //! quintctl is the command line tool for the operator of a node.
 //!
-//! Each command is a module. Its `run` calls the services and prints; its `render` formats the response and does no I/O. [`up`]
-//! supervises the services.
+//! Each command is a module. Its `run` calls the services and prints; its `render` formats the response and
+//! does no I/O. [`up`] supervises the services.
 
 #![allow(missing_docs, reason = "other crates call only `main`, `up_options` and `up::run`")]
 

@@ -19,7 +19,8 @@ pub struct LogLevelArgs {
     /// Log level or tracing filter, such as `debug` or `info,pod_sync=debug`. Without it, the filter is shown
     #[arg(value_name = "FILTER")]
     pub filter: Option<String>,
-    /// Time after which the filter of before applies again. Without it, the filter stays until the service ends
+    /// Time after which the filter of before applies again. Without it, the filter stays until the service
+    /// ends
     #[arg(long = "for", value_name = "SECONDS", requires = "filter", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub seconds: Option<u32>,
 }
@@ -38,7 +39,8 @@ struct Row {
 /// Asks each instance of the service, and prints the filters.
 ///
 /// # Errors
-/// The filter is invalid, the caller is neither root nor the user of the service, or an instance does not answer.
+/// The filter is invalid, the caller is neither root nor the user of the service, or an instance does not
+/// answer.
 pub async fn run(args: LogLevelArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let peers = match args.service {
         // The other sockets of cri-proxy do not have the method.

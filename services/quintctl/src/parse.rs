@@ -1,4 +1,5 @@
-//! Parses the command line. The options of `quintctl up` take their defaults from the configuration of the services.
+//! Parses the command line. The options of `quintctl up` take their defaults from the configuration of the
+//! services.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -14,8 +15,8 @@ use crate::up::UpArgs;
 /// The subcommand whose options take their defaults from a configuration.
 const UP: &str = "up";
 
-/// Parses a command line; its first word is the program. For `up`, the values of a configuration become the defaults of the
-/// options, so that `up` and the services use the same values.
+/// Parses a command line; its first word is the program. For `up`, the values of a configuration become the
+/// defaults of the options, so that `up` and the services use the same values.
 ///
 /// # Errors
 /// The command line or the configuration is invalid, or the command line asks for help.

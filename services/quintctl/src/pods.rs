@@ -58,7 +58,8 @@ impl Row {
         }
     }
 
-    /// Formats an invalid manifest or a failing source, with its age relative to `now` in nanoseconds since 1970.
+    /// Formats an invalid manifest or a failing source, with its age relative to `now` in nanoseconds since
+    /// 1970.
     #[must_use]
     pub fn of_problem(problem: &SourceProblem, now: i64) -> Self {
         let name = if problem.source == "file" {

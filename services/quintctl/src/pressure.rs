@@ -1,4 +1,5 @@
-//! `quintctl pressure`: signals of evictions with their thresholds, conditions of the node, and the pod that is evicted next.
+//! `quintctl pressure`: signals of evictions with their thresholds, conditions of the node, and the pod that
+//! is evicted next.
 
 use quintlet_kit::paths::Paths;
 use quintlet_proto::podsync::v1::pressure_client::PressureClient;
@@ -14,7 +15,8 @@ use crate::out::{Format, print};
 use crate::pods::time;
 use quintctl_text::{NOTHING, age, clean, now_ns, table};
 
-/// Age of a measurement above which it is reported as late, in nanoseconds. The interval is 10 s, and a measurement may take 20 s.
+/// Age of a measurement above which it is reported as late, in nanoseconds. The interval is 10 s, and a
+/// measurement may take 20 s.
 const LATE: i64 = 35_000_000_000;
 
 pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
@@ -24,8 +26,8 @@ pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
     print(format.render(&PressureData::from(&reply), |wide| render(&reply, now_ns(), wide))?)
 }
 
-/// Formats conditions and signals, with times relative to `now` in nanoseconds since 1970. `wide` adds what the node reclaims before it
-/// evicts a pod.
+/// Formats conditions and signals, with times relative to `now` in nanoseconds since 1970. `wide` adds what
+/// the node reclaims before it evicts a pod.
 #[must_use]
 pub fn render(reply: &GetPressureReply, now: i64, wide: bool) -> String {
     if !reply.is_enabled {
@@ -66,7 +68,8 @@ fn condition(condition: &PressureCondition, now: i64) -> Vec<String> {
     vec![clean(&condition.r#type), status]
 }
 
-/// Returns a row for each threshold of a signal, or one without a threshold. Only the first one names the pod.
+/// Returns a row for each threshold of a signal, or one without a threshold. Only the first one names the
+/// pod.
 fn rows(signal: &PressureSignal, now: i64, wide: bool) -> Vec<Vec<String>> {
     let thresholds: Vec<_> = match signal.thresholds.as_slice() {
         [] => vec![None],

@@ -5,7 +5,8 @@ use std::io::{self, IsTerminal as _};
 use crate::error::Error;
 use crate::out::print;
 
-/// The contract with what it imports, and the configuration of buf. Paths are below the directory of the archive.
+/// The contract with what it imports, and the configuration of buf. Paths are below the directory of the
+/// archive.
 const FILES: [(&str, &str); 3] = [
     ("buf.yaml", include_str!("../../../proto/buf.yaml")),
     ("quintlet/common/v1/common.proto", include_str!("../../../proto/quintlet/common/v1/common.proto")),

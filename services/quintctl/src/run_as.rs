@@ -1,7 +1,8 @@
 //! `quintctl run-as`: changes the user and executes a program. `quintctl up` starts services with it.
 //!
-//! `run-as UID GID GROUPS NAME PROGRAM [ARGUMENT]...`, where GROUPS is a comma-separated list of group IDs, or `-` for none, and NAME is
-//! the name that the program is run by. The program has no capabilities and cannot gain any (`no_new_privs`).
+//! `run-as UID GID GROUPS NAME PROGRAM [ARGUMENT]...`, where GROUPS is a comma-separated list of group IDs,
+//! or `-` for none, and NAME is the name that the program is run by. The program has no capabilities and
+//! cannot gain any (`no_new_privs`).
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -26,7 +27,8 @@ pub(crate) struct User {
 }
 
 impl User {
-    /// Returns the arguments of `quintctl` that execute `program` by the name `name` as this user. The program's own arguments follow them.
+    /// Returns the arguments of `quintctl` that execute `program` by the name `name` as this user. The
+    /// program's own arguments follow them.
     pub(crate) fn line(&self, name: &OsStr, program: &OsStr) -> Vec<OsString> {
         let groups: Vec<String> = self.groups.iter().map(u32::to_string).collect();
         let groups = if groups.is_empty() { NONE.to_owned() } else { groups.join(",") };

@@ -1,6 +1,7 @@
 //! `quintctl top`: the resource usage of the services and the pods, and the delays of PLEG and probes.
 //!
-//! Rates are computed from two samples, an interval apart. In a terminal the table is refreshed until `q` is pressed.
+//! Rates are computed from two samples, an interval apart. In a terminal the table is refreshed until `q` is
+//! pressed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -144,7 +145,8 @@ async fn sample(paths: &Paths) -> Sample {
     }
 }
 
-/// Returns what a service uses, from `/proc` or, if its process is in another PID namespace, as in another container, from its metrics.
+/// Returns what a service uses, from `/proc` or, if its process is in another PID namespace, as in another
+/// container, from its metrics.
 async fn process(peer: &Peer, row: version::Row) -> Process {
     let (name, uptime) = (row.service, row.uptime_seconds);
     if let Some(pid) = row.pid
@@ -244,8 +246,8 @@ fn cpu_seconds(pid: u32) -> Option<f64> {
     Some((user + system) / TICKS)
 }
 
-/// Returns the proportional set size in bytes, since shared pages of one binary must not count once per process. Only root may
-/// read it for processes of other users; without it the resident set size is returned.
+/// Returns the proportional set size in bytes, since shared pages of one binary must not count once per
+/// process. Only root may read it for processes of other users; without it the resident set size is returned.
 fn memory(pid: u32) -> Option<u64> {
     let kib = |path: &str, key: &str| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/{path}")).ok()?;

@@ -1,4 +1,5 @@
-//! `quintctl trace`: the operations of one pod across all services, from the spans in the services' ring buffers.
+//! `quintctl trace`: the operations of one pod across all services, from the spans in the services' ring
+//! buffers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -97,7 +98,8 @@ pub async fn fetch(paths: &Paths, pod: &str) -> Result<PodSpans, Error> {
     }
 }
 
-/// Returns the UID and the name of a pod. For a removed pod, `pod` must be the UID, and is also returned as the name.
+/// Returns the UID and the name of a pod. For a removed pod, `pod` must be the UID, and is also returned as
+/// the name.
 async fn find(paths: &Paths, pod: &str) -> Result<(String, String), Error> {
     let peer = Peer::pod_sync(paths);
     let ask = async {
@@ -168,7 +170,8 @@ pub struct NestedSpan {
     pub attributes: BTreeMap<String, String>,
 }
 
-/// Returns the operations of a pod, newest first: the traces with a span of the pod, without the spans of other pods.
+/// Returns the operations of a pod, newest first: the traces with a span of the pod, without the spans of
+/// other pods.
 #[must_use]
 pub fn operations(spans: Vec<Span>, uid: &str) -> Vec<Operation> {
     let of_pod: BTreeSet<String> = spans
@@ -196,8 +199,8 @@ fn operation(trace_id: String, mut spans: Vec<Span>) -> Operation {
     let mut children: HashMap<&str, Vec<usize>> = HashMap::new();
     let mut roots = Vec::new();
     for (i, span) in spans.iter().enumerate() {
-        // The parent may have been dropped from its ring buffer, or may not have ended yet. A span that names itself as its parent
-        // would be its own child.
+        // The parent may have been dropped from its ring buffer, or may not have ended yet. A span that names
+        // itself as its parent would be its own child.
         if known.contains(span.parent_span_id.as_str()) && span.parent_span_id != span.span_id {
             children.entry(&span.parent_span_id).or_default().push(i);
         } else {
@@ -225,7 +228,8 @@ fn operation(trace_id: String, mut spans: Vec<Span>) -> Operation {
     Operation { trace_id, start_unix_ns, end_unix_ns, spans: steps }
 }
 
-/// Returns whether the step only reads: the work of pleg-service, the worker's own span, and reading calls of the runtime.
+/// Returns whether the step only reads: the work of pleg-service, the worker's own span, and reading calls of
+/// the runtime.
 fn is_read(step: &NestedSpan) -> bool {
     const READS: [&str; 5] = ["Status", "Version", "ListContainers", "ListPodSandbox", "RuntimeConfig"];
     step.service == "pleg-service"
@@ -301,8 +305,8 @@ fn step_name(step: &NestedSpan) -> String {
     fit(&format!("{}{name}", "  ".repeat(step.depth.min(8))), NAME)
 }
 
-/// Returns a bar from `start` to `end` on an axis from 0 to `total`, which is `width` characters wide. The resolution is an eighth
-/// of a character.
+/// Returns a bar from `start` to `end` on an axis from 0 to `total`, which is `width` characters wide. The
+/// resolution is an eighth of a character.
 #[must_use]
 pub fn bar(start: i64, end: i64, total: i64, width: usize) -> String {
     const LEFT: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];

@@ -1,8 +1,9 @@
 //! `quintctl up`: supervises the services where neither systemd nor Kubernetes does.
 //!
-//! Tasks: one per service, and one that follows pod-sync's view of the pods. The main loop prints changes, checks the expectations
-//! with `--once`, and waits for a signal. The shutdown is ordered: with `--down` pod-sync first terminates all pods; then pod-sync
-//! stops, then the services that it calls, cri-proxy, and the private containerd. A second signal skips all waits.
+//! Tasks: one per service, and one that follows pod-sync's view of the pods. The main loop prints changes,
+//! checks the expectations with `--once`, and waits for a signal. The shutdown is ordered: with `--down`
+//! pod-sync first terminates all pods; then pod-sync stops, then the services that it calls, cri-proxy, and
+//! the private containerd. A second signal skips all waits.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -207,7 +208,8 @@ async fn show_screen(
     shown
 }
 
-/// Prints changes until a signal, which returns none, or until the expectations are decided, which returns whether they are met.
+/// Prints changes until a signal, which returns none, or until the expectations are decided, which returns
+/// whether they are met.
 async fn attend(
     view: &mut watch::Receiver<View>,
     signals: &mut Signals,
@@ -365,8 +367,8 @@ fn expectations(args: &UpArgs, layout: &Layout, node: &str) -> Result<Option<Exp
 
 /// Returns the users of the services, or none to run all services as the user of this process.
 ///
-/// Without root, none. A node with a private containerd may be in a home directory that other users cannot enter: none, so that
-/// its services run as root.
+/// Without root, none. A node with a private containerd may be in a home directory that other users cannot
+/// enter: none, so that its services run as root.
 fn users_of_services(args: &UpArgs, layout: &Layout, bin_dir: &Path) -> Result<Option<Users>, UpError> {
     if !nix::unistd::geteuid().is_root() {
         return Ok(None);
@@ -439,7 +441,8 @@ fn bin_dir(args: &UpArgs) -> Result<PathBuf, UpError> {
     Ok(own_path()?.parent().unwrap_or(Path::new("/")).to_path_buf())
 }
 
-/// Checks the paths. Returns the binary of each service: a file of its name or, without one, this binary if it has the program.
+/// Checks the paths. Returns the binary of each service: a file of its name or, without one, this binary if
+/// it has the program.
 fn check(
     args: &UpArgs,
     layout: &Layout,

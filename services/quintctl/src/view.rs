@@ -23,7 +23,8 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// Returns the number of pods that have not terminated, and the longest of their grace periods, in seconds.
+    /// Returns the number of pods that have not terminated, and the longest of their grace periods, in
+    /// seconds.
     pub(crate) fn unfinished(&self) -> (usize, u64) {
         self.pods.values().filter_map(grace).fold((0, 0), |(n, longest), grace| (n + 1, longest.max(grace)))
     }

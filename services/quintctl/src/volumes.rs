@@ -32,7 +32,8 @@ pub async fn run(args: VolumesArgs, paths: &Paths, format: Format) -> Result<(),
     print(format.render(&data, |wide| render(&volumes, now_ns(), wide))?)
 }
 
-/// Formats the table with ages relative to `now`, nanoseconds since 1970; `wide` adds the unique name and the UID of the pod.
+/// Formats the table with ages relative to `now`, nanoseconds since 1970; `wide` adds the unique name and the
+/// UID of the pod.
 #[must_use]
 pub fn render(volumes: &[VolumeView], now: i64, wide: bool) -> String {
     if volumes.is_empty() {
@@ -61,7 +62,8 @@ pub fn render(volumes: &[VolumeView], now: i64, wide: bool) -> String {
     table(&header, &volumes.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Returns what a pod waits for from a volume, or how the volume failed last; `None` for a mounted volume without an error.
+/// Returns what a pod waits for from a volume, or how the volume failed last; `None` for a mounted volume
+/// without an error.
 #[must_use]
 pub fn explanation(volume: &VolumeView, now: i64) -> Option<String> {
     let mut out = match (volume.call.as_str(), volume.state()) {

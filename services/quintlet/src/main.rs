@@ -1,6 +1,8 @@
-//! All services and quintctl in one binary, selected by the name that it is run by. Processes of one binary share its code in memory.
+//! All services and quintctl in one binary, selected by the name that it is run by. Processes of one binary
+//! share its code in memory.
 //!
-//! `pod-sync` and the other programs are links to this binary; `kubelet` is one for kubeadm. Without a link, `quintlet pod-sync …` runs the same program.
+//! `pod-sync` and the other programs are links to this binary; `kubelet` is one for kubeadm. Without a link,
+//! `quintlet pod-sync …` runs the same program.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
@@ -54,7 +56,8 @@ fn program(name: &OsStr) -> Option<Run> {
     PROGRAMS.iter().find(|(known, _)| name == *known).map(|(_, run)| *run)
 }
 
-// Executes this binary again under the name of its first argument, so that each program parses the command line as its own.
+// Executes this binary again under the name of its first argument, so that each program parses the command
+// line as its own.
 fn by_argument(mut line: impl Iterator<Item = OsString>) -> ExitCode {
     let Some(name) = line.next().filter(|name| program(name).is_some()) else {
         return fail(USAGE, &format!("usage: quintlet {} [ARGUMENT]...", NAMES.join("|")));

@@ -16,7 +16,8 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Cause of a refusal (k8s.io/api/core/v1: NamespaceTerminatingCause).
 const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
 
-/// Texts of etcd and of its client about an object that is too large. The API server answers with the code 500 and no reason.
+/// Texts of etcd and of its client about an object that is too large. The API server answers with the code
+/// 500 and no reason.
 const TOO_LARGE_FOR_ETCD: [&str; 2] =
     ["etcdserver: request is too large", "trying to send message larger than max"];
 
@@ -108,7 +109,8 @@ impl ApiFailure {
         }
     }
 
-    /// Reports whether the API server understood the call and declined it, for a reason that a user may have to remove.
+    /// Reports whether the API server understood the call and declined it, for a reason that a user may have
+    /// to remove.
     #[must_use]
     pub fn is_declined(&self) -> bool {
         self.is_refusal() || matches!(self, Self::Denied(_))

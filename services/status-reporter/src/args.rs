@@ -40,7 +40,8 @@ pub struct Args {
     /// spec.providerID of a Node that is created.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "ID")]
     pub provider_id: String,
-    /// `external`: a cloud controller initializes a Node that is created, sets its addresses, and removes its taint.
+    /// `external`: a cloud controller initializes a Node that is created, sets its addresses, and removes its
+    /// taint.
     #[arg(long, default_value = "", hide_default_value = true, value_parser = ["", EXTERNAL], value_name = "NAME")]
     pub cloud_provider: String,
     /// Address of the node, or one per family, for an annotation that an external cloud provider reads.

@@ -71,8 +71,9 @@ impl Clients {
 /// The newest clients, or none while the kubeconfig is unusable.
 pub type Current = watch::Receiver<Option<Arc<Clients>>>;
 
-/// Spawns the task that loads the kubeconfig, and reloads it when the file or a file that it names changes. Returns after the first
-/// attempt, so that the first request has a client. A disk that does not answer delays that by a second at most.
+/// Spawns the task that loads the kubeconfig, and reloads it when the file or a file that it names changes.
+/// Returns after the first attempt, so that the first request has a client. A disk that does not answer
+/// delays that by a second at most.
 pub async fn follow(path: PathBuf, stop: CancellationToken) -> Current {
     let (sender, receiver) = watch::channel(None);
     let (looked, first) = oneshot::channel();

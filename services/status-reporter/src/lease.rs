@@ -191,8 +191,8 @@ impl Keeper {
         renewed(lease, &self.node, owner, self.term.seconds, self.clock.wall())
     }
 
-    /// Renews the lease as it is, or creates it. Without a Node no lease is created, and the result is `None`: a
-    /// lease without an owner would outlive its Node (`pkg/kubelet/util: SetNodeOwnerFunc`).
+    /// Renews the lease as it is, or creates it. Without a Node no lease is created, and the result is
+    /// `None`: a lease without an owner would outlive its Node (`pkg/kubelet/util: SetNodeOwnerFunc`).
     async fn ensure(&self) -> Result<Option<Value>, ApiFailure> {
         match self.api.get(&self.path).await {
             Ok(lease) => self.update(&lease).await.map(Some),

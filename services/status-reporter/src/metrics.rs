@@ -14,8 +14,9 @@ use crate::update::UpdateOutcome;
 /// Buckets of the kubelet's metric, in seconds.
 const SYNC_BUCKETS: [f64; 11] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
 
-/// Codes of answers that a policy, a webhook, an overloaded API server or missing credentials give. Their series exist from the start:
-/// `rate()` does not observe the first increase of a series that appears with it.
+/// Codes of answers that a policy, a webhook, an overloaded API server or missing credentials give. Their
+/// series exist from the start: `rate()` does not observe the first increase of a series that appears with
+/// it.
 const CODES: [u16; 12] = [400, 401, 403, 405, 413, 415, 422, 429, 500, 502, 503, 504];
 
 /// Label of the outcome of an update.

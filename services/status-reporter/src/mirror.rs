@@ -7,10 +7,11 @@ use crate::status::text;
 
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// Creates the mirror pod of a static pod if it is missing or outdated. Returns its UID, and whether it was created.
+/// Creates the mirror pod of a static pod if it is missing or outdated. Returns its UID, and whether it was
+/// created.
 ///
-/// A mirror pod of an older manifest is deleted first. The Node is its only owner: without a Node, or while that is being
-/// deleted, no mirror pod is created.
+/// A mirror pod of an older manifest is deleted first. The Node is its only owner: without a Node, or while
+/// that is being deleted, no mirror pod is created.
 ///
 /// # Errors
 /// The API server refuses a call or does not answer.

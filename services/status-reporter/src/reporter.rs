@@ -1,4 +1,5 @@
-//! Schedules status writes: the newest status of each pod, one write at a time per pod, many pods concurrently.
+//! Schedules status writes: the newest status of each pod, one write at a time per pod, many pods
+//! concurrently.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -22,14 +23,16 @@ use crate::status::{is_terminal, is_true, phase};
 use crate::update::{Ack, Stamp, Update, UpdateOutcome};
 use crate::write::{self, AttemptOutcome, Memory, Room};
 
-/// Concurrent writes. More than an API server nearby needs for the limit of writes per second; with HTTP/1.1 each takes a connection.
+/// Concurrent writes. More than an API server nearby needs for the limit of writes per second; with HTTP/1.1
+/// each takes a connection.
 const IN_FLIGHT: usize = 16;
 
 /// Capacity in pods: far more than a node runs. A pod takes a few KiB.
 const PODS: usize = 4096;
 
-/// Time after which the streams are ended if an update was turned away because so many pods are known. pod-sync then sends every status
-/// again, and which pods it has, so that pods that it no longer has make room.
+/// Time after which the streams are ended if an update was turned away because so many pods are known.
+/// pod-sync then sends every status again, and which pods it has, so that pods that it no longer has make
+/// room.
 const AFTER_FULL: Duration = Duration::from_secs(10);
 
 /// Acks that are queued for one stream: several for each pod of a full node. A slower stream is ended.
@@ -39,15 +42,16 @@ const ACKS: usize = 4096;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Pauses after writes of one pod that the API server refused: 10 s, doubled up to two minutes. A newer update is tried at once.
+/// Pauses after writes of one pod that the API server refused: 10 s, doubled up to two minutes. A newer
+/// update is tried at once.
 const AFTER_REFUSAL: Duration = Duration::from_secs(10);
 const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(120);
 
 /// Longest text of a refusal in an ack, in bytes. Policies and webhooks choose the text.
 const REFUSAL_TEXT: usize = 1024;
 
-/// Longest wait of an update that changes only the observed generation of a pod that is being deleted: the default
-/// terminationGracePeriodSeconds. The statuses of a pod that stops within it are written once.
+/// Longest wait of an update that changes only the observed generation of a pod that is being deleted: the
+/// default terminationGracePeriodSeconds. The statuses of a pod that stops within it are written once.
 pub const DEFERRAL: Duration = Duration::from_secs(30);
 
 /// Wait after a write that panicked. Each further panic in a row doubles it, up to [`LONGEST_AFTER_PANIC`].
@@ -188,8 +192,8 @@ impl Reporter {
         if shared.api.is_none() {
             return shared.acknowledge(&mut state, Ack { uid, stamp, verdict: UpdateOutcome::NoApi });
         }
-        // Only one process owns the root directory, and each has a higher epoch than the one before: the sender has ended, and what it
-        // sent is outdated.
+        // Only one process owns the root directory, and each has a higher epoch than the one before: the
+        // sender has ended, and what it sent is outdated.
         if stamp.epoch < state.epoch {
             let why = format!("owner epoch {} has been replaced by {}", stamp.epoch, state.epoch);
             return shared.acknowledge(&mut state, Ack { uid, stamp, verdict: UpdateOutcome::Refused(why) });
@@ -426,7 +430,8 @@ impl Shared {
                 if first || entry.refusals == 1 {
                     warn!(pod.uid = %uid, %failure, "write status failed, retrying");
                 }
-                // An update that was acked before may be of an earlier pod-sync: a declined write is acked each time.
+                // An update that was acked before may be of an earlier pod-sync: a declined write is acked
+                // each time.
                 let verdict = if failure.is_declined() {
                     Some(UpdateOutcome::Retrying(cut(failure.to_string())))
                 } else {
@@ -479,7 +484,8 @@ fn cut(text: String) -> String {
     quintlet_model::text::shortened(text, REFUSAL_TEXT)
 }
 
-/// Returns the pause before the next attempt. `failures` and `refusals` are those in a row, this one included.
+/// Returns the pause before the next attempt. `failures` and `refusals` are those in a row, this one
+/// included.
 fn pause(failures: u32, refusals: u32, failure: &ApiFailure) -> Duration {
     if failure.is_refusal() {
         let doubled = AFTER_REFUSAL.saturating_mul(2_u32.saturating_pow(refusals.saturating_sub(1)));

@@ -128,7 +128,8 @@ impl StatusReporter for Service {
         let (held, acks) = self.reporter.listen();
         let (reporter, caller) = (self.reporter.clone(), Arc::clone(&self.caller));
         let ended = self.stop.child_token();
-        // The queue has acks of invalid updates and the error of the stream: few, so that the reader may wait for room.
+        // The queue has acks of invalid updates and the error of the stream: few, so that the reader may wait
+        // for room.
         let (unreadable, refusals) = tokio::sync::mpsc::channel(16);
         let closing = ended.clone();
         quintlet_kit::task::spawn("report-stream", async move {

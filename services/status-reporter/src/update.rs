@@ -47,7 +47,8 @@ pub struct Update {
 pub enum UpdateOutcome {
     /// The API server has the status, with this `resourceVersion`.
     Written(String),
-    /// The API server has the status without this part and those before it, since it did not take the whole one.
+    /// The API server has the status without this part and those before it, since it did not take the whole
+    /// one.
     Shortened {
         /// `resourceVersion` of the object.
         version: String,
@@ -58,15 +59,17 @@ pub enum UpdateOutcome {
     Gone,
     /// The object has another UID.
     UidMismatch(String),
-    /// status-reporter does not take the update: it has an older owner, which has ended, or it is invalid, which it stays. pod-sync sends
-    /// an invalid update again to the next process of status-reporter, which may be of another release.
+    /// status-reporter does not take the update: it has an older owner, which has ended, or it is invalid,
+    /// which it stays. pod-sync sends an invalid update again to the next process of status-reporter, which
+    /// may be of another release.
     Refused(String),
     /// There is no API server (standalone mode).
     NoApi,
-    /// The write failed for the given reason and will be retried, or there is no room for the update, which pod-sync sends again on the
-    /// next stream.
+    /// The write failed for the given reason and will be retried, or there is no room for the update, which
+    /// pod-sync sends again on the next stream.
     Queued(String),
-    /// The API server declined the write with this answer. The write is repeated until a newer update replaces it.
+    /// The API server declined the write with this answer. The write is repeated until a newer update
+    /// replaces it.
     Retrying(String),
     /// The status was written, and the object deleted.
     Deleted,

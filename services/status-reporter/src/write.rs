@@ -67,8 +67,8 @@ pub enum AttemptOutcome {
     Done(UpdateOutcome),
     /// The attempt must be retried.
     Later(ApiFailure),
-    /// The update was not written. It changes only the observed generation of a pod that is being deleted, and may be written together
-    /// with the next one.
+    /// The update was not written. It changes only the observed generation of a pod that is being deleted,
+    /// and may be written together with the next one.
     Deferred,
 }
 
@@ -95,7 +95,8 @@ impl Room {
         self.fit(&mut shorter).is_some()
     }
 
-    /// Records that a status was too large from which no part can be left out. Returns whether an earlier attempt had that answer, too.
+    /// Records that a status was too large from which no part can be left out. Returns whether an earlier
+    /// attempt had that answer, too.
     fn refuse_least(&mut self) -> bool {
         std::mem::replace(&mut self.is_least_refused, true)
     }
@@ -111,9 +112,9 @@ impl Room {
 
 /// Writes an update. Reads and updates `memory` and `room`, also if the attempt fails.
 ///
-/// Most updates need one PATCH. The live object is read only after a conflict. With `may_defer`, an update that can wait for the next
-/// one is not written. A status that is too large for the API server is shortened. A finished pod of which the API server has refused
-/// the least status twice is deleted without one.
+/// Most updates need one PATCH. The live object is read only after a conflict. With `may_defer`, an update
+/// that can wait for the next one is not written. A status that is too large for the API server is shortened.
+/// A finished pod of which the API server has refused the least status twice is deleted without one.
 pub async fn write(
     api: &ApiClient,
     update: &Update,

@@ -74,8 +74,8 @@ const HEALTH: &str = "health.json";
 /// A condition of an unhealthy volume: number of the status, reason and message.
 pub type Condition = (i32, String, String);
 
-/// Makes the driver with this state directory report conditions of its volumes, or none. The driver needs the capability
-/// `GET_VOLUME_HEALTH`.
+/// Makes the driver with this state directory report conditions of its volumes, or none. The driver needs the
+/// capability `GET_VOLUME_HEALTH`.
 ///
 /// # Errors
 /// Fails if the file cannot be written.
@@ -87,12 +87,12 @@ pub fn set_health(state: &Path, conditions: &[(i32, &str, &str)]) -> std::io::Re
 /// Name of the file with the health of the driver's storage.
 const STORAGE_HEALTH: &str = "storage-health.json";
 
-/// A condition of unhealthy storage: number of the status, reason, message, and the name of an access mode of CSI if only block volumes
-/// with that mode are affected.
+/// A condition of unhealthy storage: number of the status, reason, message, and the name of an access mode of
+/// CSI if only block volumes with that mode are affected.
 pub type StorageCondition = (i32, String, String, Option<String>);
 
-/// Makes the driver with this state directory report conditions of its storage, or none. The driver needs the capability
-/// `GET_STORAGE_HEALTH`.
+/// Makes the driver with this state directory report conditions of its storage, or none. The driver needs the
+/// capability `GET_STORAGE_HEALTH`.
 ///
 /// # Errors
 /// Fails if the file cannot be written.

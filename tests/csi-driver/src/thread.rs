@@ -10,7 +10,8 @@ use crate::fault;
 use crate::serve::{Args, serve};
 use crate::volumes::Volumes;
 
-/// A running driver. Dropping it ends the driver as a crash does: its sockets stay. Faults that end the process end the test.
+/// A running driver. Dropping it ends the driver as a crash does: its sockets stay. Faults that end the
+/// process end the test.
 #[derive(Debug)]
 pub struct DriverThread {
     stop: Option<oneshot::Sender<()>>,

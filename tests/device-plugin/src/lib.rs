@@ -1,7 +1,7 @@
 //! A device plugin for tests, behind a real socket, with faults in any call.
 //!
-//! The plugin runs in a thread of the test's process with a runtime of its own. Dropping it ends the plugin as a crash does: the socket
-//! stays, and connections break. A call that hangs never returns.
+//! The plugin runs in a thread of the test's process with a runtime of its own. Dropping it ends the plugin
+//! as a crash does: the socket stays, and connections break. A call that hangs never returns.
 
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
@@ -76,7 +76,8 @@ impl TestPlugin {
             api::DevicePluginOptions { pre_start_required, get_preferred_allocation_available };
     }
 
-    /// Lists other devices. A name with a leading `!` is unhealthy; one such as `d1@0` is that of a device on NUMA node 0.
+    /// Lists other devices. A name with a leading `!` is unhealthy; one such as `d1@0` is that of a device on
+    /// NUMA node 0.
     ///
     /// # Panics
     /// Panics if the node is no number.
@@ -107,12 +108,14 @@ impl TestPlugin {
         };
     }
 
-    /// Leaves CDI devices out of the answers of Allocate: a real runtime refuses those that no file describes.
+    /// Leaves CDI devices out of the answers of Allocate: a real runtime refuses those that no file
+    /// describes.
     pub fn leave_out_cdi_devices(&self) {
         *self.state.without_cdi.lock() = true;
     }
 
-    /// Sets name and endpoint for a registration in the directory of all plugins. An empty endpoint is the socket itself.
+    /// Sets name and endpoint for a registration in the directory of all plugins. An empty endpoint is the
+    /// socket itself.
     pub fn set_identity(&self, name: &str, endpoint: &str) {
         *self.state.name.lock() = name.to_owned();
         *self.state.endpoint.lock() = endpoint.to_owned();

@@ -1,7 +1,7 @@
 //! A driver of dynamic resource allocation for tests, behind a real socket, with faults in any call.
 //!
-//! The driver runs in a thread of the test's process with a runtime of its own. Dropping it ends the driver as a crash does: the socket
-//! stays, and connections break. A call that hangs never returns.
+//! The driver runs in a thread of the test's process with a runtime of its own. Dropping it ends the driver
+//! as a crash does: the socket stays, and connections break. A call that hangs never returns.
 
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
@@ -40,8 +40,8 @@ pub struct TestDriver {
 }
 
 impl TestDriver {
-    /// Starts a driver at this socket, which must not exist. In the directory of all plugins, it registers with the service
-    /// `v1.DRAPlugin` at the same socket.
+    /// Starts a driver at this socket, which must not exist. In the directory of all plugins, it registers
+    /// with the service `v1.DRAPlugin` at the same socket.
     ///
     /// # Panics
     /// Panics if the socket cannot be created.

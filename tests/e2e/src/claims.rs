@@ -41,7 +41,8 @@ pub fn restart_driver(node: &Node) -> DriverThread {
     DriverThread::start(&node.root_dir(), &node.scratch().join("driver"), &[])
 }
 
-/// Creates a claim that is bound to a PersistentVolume `pv-<name>` with the handle `vol-<name>`, which `change` completes.
+/// Creates a claim that is bound to a PersistentVolume `pv-<name>` with the handle `vol-<name>`, which
+/// `change` completes.
 ///
 /// # Panics
 /// Panics if the objects exist.

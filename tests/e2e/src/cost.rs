@@ -84,8 +84,8 @@ impl Cost {
         Ok(Self(counters))
     }
 
-    /// CPU of the whole machine, which includes the runtime and its short-lived programs, and that of this process, which is the API
-    /// server and the client.
+    /// CPU of the whole machine, which includes the runtime and its short-lived programs, and that of this
+    /// process, which is the API server and the client.
     ///
     /// # Errors
     /// Fails if `/proc` cannot be read.

@@ -1,4 +1,5 @@
-//! A node for tests: the five services as built, a private containerd, and optionally an API server in memory.
+//! A node for tests: the five services as built, a private containerd, and optionally an API server in
+//! memory.
 //!
 //! - [`node`] — starts all processes, kills and stops services, removes everything and checks for leftovers;
 //! - [`restarts`] — restarts of services with other settings, and reboots of the node;
@@ -19,8 +20,9 @@
 //! - [`wait`] — predicates with a deadline;
 //! - [`work`] — bursts of pods and their deletion.
 //!
-//! Tests need root, containerd, runc, CNI plugins, busybox and the built binaries (`make build` or `make test`). Without them they
-//! fail; they are never skipped. A failed test leaves the services' logs in `<target>/e2e/<test>` and prints their last lines.
+//! Tests need root, containerd, runc, CNI plugins, busybox and the built binaries (`make build` or
+//! `make test`). Without them they fail; they are never skipped. A failed test leaves the services' logs in
+//! `<target>/e2e/<test>` and prints their last lines.
 
 #![allow(missing_docs, reason = "only the tests of this crate use it")]
 

@@ -1,4 +1,5 @@
-//! Archives of the local images, made once for all tests of a build: a compiler and hashes take longer than their import.
+//! Archives of the local images, made once for all tests of a build: a compiler and hashes take longer than
+//! their import.
 
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
@@ -21,7 +22,8 @@ pub(crate) fn archives() -> Vec<Vec<u8>> {
     archives
 }
 
-/// Returns a directory of this test program, whose name changes with its build and with the machine's busybox.
+/// Returns a directory of this test program, whose name changes with its build and with the machine's
+/// busybox.
 fn directory() -> PathBuf {
     let modified = |path: &Path| {
         let time =

@@ -1,18 +1,21 @@
-//! What the rules and dashboards of kubernetes-mixin (commit aa38e2b, 2026-08) need of `/metrics` and `/metrics/cadvisor`.
+//! What the rules and dashboards of kubernetes-mixin (commit aa38e2b, 2026-08) need of `/metrics` and
+//! `/metrics/cadvisor`.
 //!
 //! Not in the table:
-//! - what Quintlet does not have (docs/support.md): `rest_client_*`, `go_goroutines`, and the families of certificates
-//!   `kubelet_certificate_manager_*` and `kubelet_server_expiration_renew_errors`
+//! - what Quintlet does not have (docs/support.md): `rest_client_*`, `go_goroutines`, and the families of
+//!   certificates `kubelet_certificate_manager_*` and `kubelet_server_expiration_renew_errors`
 //! - what a kubelet 1.36 does not have: `kubelet_node_config_error`, `storage_operation_errors_total`
-//! - `kubelet_volume_stats_*`, which needs a claim: `each_claim_appears_once_and_other_volumes_do_not` of node-api
-//! - `container_fs_*`, which needs a kernel that counts I/O for containers: with cgroups v1, current kernels do so only where a limit is
-//!   set. `devices_have_the_names_that_dashboards_select` of node-api
+//! - `kubelet_volume_stats_*`, which needs a claim: `each_claim_appears_once_and_other_volumes_do_not` of
+//!   node-api
+//! - `container_fs_*`, which needs a kernel that counts I/O for containers: with cgroups v1, current kernels
+//!   do so only where a limit is set. `devices_have_the_names_that_dashboards_select` of node-api
 
 use std::collections::BTreeSet;
 
 use crate::monitoring::Query;
 
-/// A container of a pod, which has an image: the rules of recorded usage and all tables of containers select it so.
+/// A container of a pod, which has an image: the rules of recorded usage and all tables of containers select
+/// it so.
 const CONTAINER: &str = r#"{container=~".+",container!="POD",image=~".+",namespace=~".+",pod=~".+"}"#;
 /// The network of a pod.
 const NETWORK: &str = r#"{namespace=~".+",pod=~".+"}"#;

@@ -109,7 +109,8 @@ fn braced(text: &str) -> BTreeSet<String> {
 }
 
 impl Scrape {
-    /// Adds a page in the text format of Prometheus. A series is also a selector, so the same parser reads it.
+    /// Adds a page in the text format of Prometheus. A series is also a selector, so the same parser reads
+    /// it.
     ///
     /// # Panics
     /// The page has another form.
@@ -155,8 +156,8 @@ impl Scrape {
 }
 
 impl Selector {
-    /// Returns whether a series has all labels, and the values that the selector asks for. A value that is excluded may be the only one on a
-    /// healthy node.
+    /// Returns whether a series has all labels, and the values that the selector asks for. A value that is
+    /// excluded may be the only one on a healthy node.
     fn selects(&self, series: &BTreeMap<String, String>) -> bool {
         let is_target = |name: &str| TARGET_LABELS.contains(&name);
         self.labels.iter().all(|name| is_target(name) || series.contains_key(name))

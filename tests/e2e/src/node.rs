@@ -116,7 +116,8 @@ impl Options {
     }
 }
 
-/// A running node. [`Node::down`] removes it and fails if anything is left. Dropping it removes it without checks.
+/// A running node. [`Node::down`] removes it and fails if anything is left. Dropping it removes it without
+/// checks.
 pub struct Node {
     pub(crate) services: BTreeMap<&'static str, Service>,
     pub containerd: Containerd,
@@ -171,7 +172,8 @@ impl Drop for Disk {
     }
 }
 
-/// Removes all mounts on a directory: pod-sync makes its root directory a shared mount, which is a second one if it was a mount before.
+/// Removes all mounts on a directory: pod-sync makes its root directory a shared mount, which is a second one
+/// if it was a mount before.
 pub fn unmount_all(dir: &Path) {
     while nix::mount::umount2(dir, nix::mount::MntFlags::MNT_DETACH).is_ok() {}
 }
@@ -663,7 +665,8 @@ impl Node {
         Recorder::start(self.podsync(), self.api.clone()).await
     }
 
-    /// Returns the states of pods that must not change, by manifest names: in pod-sync and, if there is one, in the API server.
+    /// Returns the states of pods that must not change, by manifest names: in pod-sync and, if there is one,
+    /// in the API server.
     ///
     /// # Panics
     /// A pod does not exist.
@@ -691,7 +694,8 @@ impl Node {
         seen
     }
 
-    /// Deletes the pods of the API server, drains pod-sync (SIGUSR1), stops the other services, and removes the runtime.
+    /// Deletes the pods of the API server, drains pod-sync (SIGUSR1), stops the other services, and removes
+    /// the runtime.
     ///
     /// # Panics
     /// A service does not stop, a pod stays, or something is left on the machine.

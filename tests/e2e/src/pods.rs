@@ -42,8 +42,8 @@ pub fn http_probed(name: &str) -> Value {
     pod
 }
 
-/// Returns a web server with probes every second: startup and liveness probes append a line to a file in the emptyDir `probes`,
-/// and the readiness probe uses HTTP.
+/// Returns a web server with probes every second: startup and liveness probes append a line to a file in the
+/// emptyDir `probes`, and the readiness probe uses HTTP.
 #[must_use]
 pub fn probed(name: &str) -> Value {
     let mut pod = script(name, WEB);

@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// First port of all blocks. The blocks end below the ports that the kernel assigns to connections and to listeners on port 0, which
-/// another test may get between the search and the use of a port.
+/// First port of all blocks. The blocks end below the ports that the kernel assigns to connections and to
+/// listeners on port 0, which another test may get between the search and the use of a port.
 const FIRST: u16 = 10_000;
 
 /// Number of ports of a process.
@@ -13,7 +13,8 @@ const BLOCK: u16 = 16;
 /// Number of blocks. The tests of quintlet-localnode use ports from 30,000 on.
 const BLOCKS: u16 = 1_200;
 
-/// Returns free ports from the block of this process. Another test, which is another process, has another block.
+/// Returns free ports from the block of this process. Another test, which is another process, has another
+/// block.
 ///
 /// # Panics
 /// Panics if the block has too few free ports.

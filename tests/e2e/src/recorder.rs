@@ -52,7 +52,8 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Records WatchPods of pod-sync and a watch of the pods in an API server. Returns once it has the existing pods.
+    /// Records WatchPods of pod-sync and a watch of the pods in an API server. Returns once it has the
+    /// existing pods.
     ///
     /// # Panics
     /// One of the two does not deliver them.
@@ -88,8 +89,8 @@ impl Recorder {
         self.records()
     }
 
-    /// Asserts that pods that were starting only moved forward: one UID, one instance of each container that ran, with one start time and
-    /// no restart, and neither Ready nor Started went back to false.
+    /// Asserts that pods that were starting only moved forward: one UID, one instance of each container that
+    /// ran, with one start time and no restart, and neither Ready nor Started went back to false.
     ///
     /// # Panics
     /// One did not; the message has each such step.

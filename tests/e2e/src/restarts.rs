@@ -36,7 +36,8 @@ impl Node {
         self.wait_serving(name, LONG).await;
     }
 
-    /// Replaces a service by the binary of the same name in `dir`, with SIGTERM as an upgrade does, and waits until it serves.
+    /// Replaces a service by the binary of the same name in `dir`, with SIGTERM as an upgrade does, and waits
+    /// until it serves.
     ///
     /// # Panics
     /// It does not stop, or does not serve.
@@ -48,8 +49,8 @@ impl Node {
         self.wait_serving(name, LONG).await;
     }
 
-    /// Removes what a reboot removes: services, runtime, pods, mounts, interfaces, cgroups, and the files in /run. Files on disk
-    /// stay.
+    /// Removes what a reboot removes: services, runtime, pods, mounts, interfaces, cgroups, and the files in
+    /// /run. Files on disk stay.
     ///
     /// # Panics
     /// Something cannot be removed.
@@ -60,8 +61,8 @@ impl Node {
         std::fs::remove_dir_all(self.paths.run()).expect("what is in memory is gone");
     }
 
-    /// Starts the runtime and all services in another boot: with another boot ID, and a CLOCK_BOOTTIME that begins now. Only the
-    /// runtime is waited for.
+    /// Starts the runtime and all services in another boot: with another boot ID, and a CLOCK_BOOTTIME that
+    /// begins now. Only the runtime is waited for.
     ///
     /// # Panics
     /// The machine's uptime cannot be read, or something cannot be started.

@@ -44,7 +44,8 @@ pub struct Boot {
     pub began: u64,
 }
 
-/// Runs in its own mount and time namespaces. They hide only the boot ID: mounts below shared mounts propagate both ways.
+/// Runs in its own mount and time namespaces. They hide only the boot ID: mounts below shared mounts
+/// propagate both ways.
 const OF_ANOTHER_BOOT: &str =
     r#"mount --make-private /proc && mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@""#;
 
@@ -97,7 +98,8 @@ impl Service {
         let obeyed = tokio::time::timeout(limit, &mut self.supervisor).await.is_ok();
         if !obeyed {
             self.signal(Signal::SIGKILL);
-            // The process is gone after SIGKILL. A supervisor that panicked has killed it when it was dropped.
+            // The process is gone after SIGKILL. A supervisor that panicked has killed it when it was
+            // dropped.
             let _ended = tokio::time::timeout(GRACE, &mut self.supervisor).await;
         }
         obeyed

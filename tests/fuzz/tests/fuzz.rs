@@ -27,8 +27,8 @@ fn the_property_holds_for_new_inputs(target: &Target) {
     }
 }
 
-/// Number of budgets after which a planted bug counts as not found. The run ends when the bug is found. A budget may be wall time, and
-/// too short on a busy machine.
+/// Number of budgets after which a planted bug counts as not found. The run ends when the bug is found. A
+/// budget may be wall time, and too short on a busy machine.
 const PLANTED: u32 = 12;
 
 fn a_planted_bug_is_found(target: &Target) {

@@ -9,7 +9,8 @@ use serde_json::{Map, Value, json};
 use crate::class::{self, Class};
 use crate::outcomes::UPDATE;
 
-/// A pod with one extreme value; all other values are ordinary. The value is built with the pod: all of them take 870 MB.
+/// A pod with one extreme value; all other values are ordinary. The value is built with the pod: all of them
+/// take 870 MB.
 #[derive(Debug, Clone)]
 pub struct Case {
     /// Path of the field with the extreme value.
@@ -45,19 +46,21 @@ pub struct Cases {
     all: Vec<Case>,
 }
 
-/// Container lists other than the first. Their fields are those of the first, and mostly handled by the same code.
+/// Container lists other than the first. Their fields are those of the first, and mostly handled by the same
+/// code.
 const ALIKE: [&str; 2] = ["spec.initContainers[].", "spec.ephemeralContainers[]."];
 
-/// Returns objects of the drivers that in-tree types became. Without them, volumes of these types wait for an attachment, which no
-/// controller of the tests makes, and the kubelet sends no event for that.
+/// Returns objects of the drivers that in-tree types became. Without them, volumes of these types wait for an
+/// attachment, which no controller of the tests makes, and the kubelet sends no event for that.
 #[must_use]
 pub fn drivers_of_migrated_types() -> Vec<Value> {
     MIGRATED.map(|name| json!({"metadata": {"name": name}, "spec": {"attachRequired": false}})).to_vec()
 }
 
-/// Fields that others require, since a validator would otherwise reject the pod before it reads the extreme value: a part of a
-/// path, the required sibling field (or the path of another field of the spec), and a valid value. `POD` in it stands for the name of the
-/// pod: a volume that several pods share has one operation at a time, whose event only one of them gets.
+/// Fields that others require, since a validator would otherwise reject the pod before it reads the extreme
+/// value: a part of a path, the required sibling field (or the path of another field of the spec), and a
+/// valid value. `POD` in it stands for the name of the pod: a volume that several pods share has one
+/// operation at a time, whose event only one of them gets.
 fn needed_beside() -> Vec<(&'static str, &'static str, Value)> {
     vec![
         ("volumes[].secret.", "secretName", json!("x")),
@@ -144,8 +147,8 @@ impl Cases {
         &self.all
     }
 
-    /// Returns the cases of the gate: all small ones, and each large value once per type that has it. A long run (`QUINTLET_SOAK=1`)
-    /// and one that writes the expected outcomes have all cases.
+    /// Returns the cases of the gate: all small ones, and each large value once per type that has it. A long
+    /// run (`QUINTLET_SOAK=1`) and one that writes the expected outcomes have all cases.
     #[must_use]
     pub fn of_gate(&self) -> Vec<&Case> {
         let is_long_run = quintlet_testkit::budget::is_long_run() || std::env::var_os(UPDATE).is_some();
@@ -161,7 +164,8 @@ impl Cases {
         self.all.iter().filter(|case| is_chosen(case)).collect()
     }
 
-    /// Returns type and name of a case's field, with a mark for list items and map values: `ContainerPort.hostPort`.
+    /// Returns type and name of a case's field, with a mark for list items and map values:
+    /// `ContainerPort.hostPort`.
     #[must_use]
     pub fn owner(&self, case: &Case) -> String {
         let mark = if case.path.ends_with([']', '}']) { "[]" } else { "" };

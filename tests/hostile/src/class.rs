@@ -370,7 +370,8 @@ impl Class {
         }
     }
 
-    /// Returns the named extreme values, the worst first. Lists and maps have none here, since their items depend on the field.
+    /// Returns the named extreme values, the worst first. Lists and maps have none here, since their items
+    /// depend on the field.
     #[must_use]
     pub fn extremes(self) -> Vec<(&'static str, Value)> {
         let long = || json!("x".repeat(MIB));

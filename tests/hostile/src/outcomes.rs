@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::path::PathBuf;
 
-/// Environment variable that writes the file instead of comparing with it. Review each changed line: users see these outcomes.
+/// Environment variable that writes the file instead of comparing with it. Review each changed line: users
+/// see these outcomes.
 pub(crate) const UPDATE: &str = "QUINTLET_UPDATE_EXPECTED";
 
 /// Outcomes by field and extreme value.
@@ -33,7 +34,8 @@ impl Expected {
         Self { outcomes: parse(&text), path }
     }
 
-    /// Reports whether the file has this outcome for a case. While outcomes are written, any outcome is expected.
+    /// Reports whether the file has this outcome for a case. While outcomes are written, any outcome is
+    /// expected.
     #[must_use]
     pub fn has(&self, field: &str, extreme: &str, outcome: &str) -> bool {
         std::env::var_os(UPDATE).is_some() || self.is_expected(field, extreme, outcome)

@@ -44,7 +44,8 @@ impl<'a> KubeletCommand<'a> {
     }
 }
 
-/// A running kubelet. Dropping it stops the kubelet and removes its mounts in [`KubeletCommand::base`] and its cgroups.
+/// A running kubelet. Dropping it stops the kubelet and removes its mounts in [`KubeletCommand::base`] and
+/// its cgroups.
 #[derive(Debug)]
 pub struct Kubelet {
     child: Child,

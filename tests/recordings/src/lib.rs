@@ -1,9 +1,11 @@
-//! Recorded CRI requests and histories of a kubelet for given pods, and their comparison with those of Quintlet.
+//! Recorded CRI requests and histories of a kubelet for given pods, and their comparison with those of
+//! Quintlet.
 //!
 //! A recording is made by hand (`src/bin/record.rs`, see README.md): a real kubelet and a real API server,
 //! with the fake runtime in place of containerd. A fixture has the pod as that API server returned it, the
 //! objects that it refers to, and the facts: the requests as JSON ([`wire`], [`schema`]), without values that
-//! differ between runs ([`facts`]). A [`history`] is recorded in the same way: a scenario, and the statuses, events and driver calls.
+//! differ between runs ([`facts`]). A [`history`] is recorded in the same way: a scenario, and the statuses,
+//! events and driver calls.
 
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 

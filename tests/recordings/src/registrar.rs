@@ -1,5 +1,6 @@
-//! The csi-node-driver-registrar of the CSI project, which registers the tests' driver with a kubelet. The driver cannot do so itself: the
-//! kubelet's client names the path of the socket as the authority of its requests, which hyper refuses.
+//! The csi-node-driver-registrar of the CSI project, which registers the tests' driver with a kubelet. The
+//! driver cannot do so itself: the kubelet's client names the path of the socket as the authority of its
+//! requests, which hyper refuses.
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -18,7 +19,8 @@ impl Drop for Registrar {
     }
 }
 
-/// Starts a driver for a root directory, with its state in `state`, and the program `registrar`, which registers it.
+/// Starts a driver for a root directory, with its state in `state`, and the program `registrar`, which
+/// registers it.
 ///
 /// # Errors
 /// The program cannot be started.

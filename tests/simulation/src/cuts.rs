@@ -35,7 +35,8 @@ pub struct Cuts {
     reached: watch::Sender<Option<Failpoint>>,
     // A kind of step, and the name of the pod whose work panics there.
     panic: Mutex<Option<(String, String)>>,
-    // A kind of step, and the name of the pod whose work hangs there, like a file system or systemd that does not answer.
+    // A kind of step, and the name of the pod whose work hangs there, like a file system or systemd that does
+    // not answer.
     hang: Mutex<Option<(String, String)>>,
     answers: Condvar,
     hanging: watch::Sender<usize>,
@@ -64,8 +65,8 @@ fn is_at(step: Option<&(String, String)>, failpoint: Failpoint) -> bool {
 }
 
 impl Cuts {
-    /// Kills pod-sync at this step, before or after effects of this kind, counted from now. Without a step, failpoints are only
-    /// counted.
+    /// Kills pod-sync at this step, before or after effects of this kind, counted from now. Without a step,
+    /// failpoints are only counted.
     pub fn arm(&self, effect: Kind, when: When, at: Option<CutPoint>) {
         let mut armed = self.armed.lock();
         self.reached.send_replace(None);
@@ -104,7 +105,8 @@ impl Cuts {
         is_at(self.panic.lock().as_ref(), failpoint)
     }
 
-    /// Makes each step of this kind hang in the work of pod `name` in namespace `default`. `None` ends that, also for those that hang.
+    /// Makes each step of this kind hang in the work of pod `name` in namespace `default`. `None` ends that,
+    /// also for those that hang.
     pub fn hang_at(&self, at: Option<(&str, &str)>) {
         *self.hang.lock() = at.map(|(step, name)| (step.to_owned(), format!("default/{name}")));
         self.answers.notify_all();
@@ -146,7 +148,8 @@ impl Cuts {
     }
 }
 
-/// One run of pod-sync. Once it is killed, its threads end at their next failpoint, like those of a killed process.
+/// One run of pod-sync. Once it is killed, its threads end at their next failpoint, like those of a killed
+/// process.
 #[derive(Debug)]
 pub(crate) struct Life {
     cuts: Arc<Cuts>,

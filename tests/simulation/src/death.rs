@@ -1,8 +1,9 @@
 //! Crashes of a process at a step in the work of one pod.
 //!
-//! `QUINTLET_DIES_AT`: kind of the step. `QUINTLET_DIES_FOR`: the pod, as `namespace/name` or UID. `QUINTLET_DIES_BY`: `abort`,
-//! `stack`, `task` (a panic outside the pod's work) or `block` (creates the file `QUINTLET_DIES_NOTE`, then blocks the thread).
-//! `QUINTLET_SLOW_AT`: kind of a step that takes 200 ms in the work of the other pods, as on a machine under load.
+//! `QUINTLET_DIES_AT`: kind of the step. `QUINTLET_DIES_FOR`: the pod, as `namespace/name` or UID.
+//! `QUINTLET_DIES_BY`: `abort`, `stack`, `task` (a panic outside the pod's work) or `block` (creates the file
+//! `QUINTLET_DIES_NOTE`, then blocks the thread). `QUINTLET_SLOW_AT`: kind of a step that takes 200 ms in the
+//! work of the other pods, as on a machine under load.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,8 +1,10 @@
-//! Runs the five services as libraries in one process, on temporary sockets, between a fake runtime and a test API server.
+//! Runs the five services as libraries in one process, on temporary sockets, between a fake runtime and a
+//! test API server.
 //!
-//! [`Sim`] starts each service on a thread with its own runtime, so that [`Sim::kill`] ends it like SIGKILL: none of its tasks
-//! is polled again. A [`watch`] checks invariants after every change of the runtime, and [`Sim::finish`] fails the test if one
-//! was violated. [`rules`] checks more for tests that use it. [`pods`] has the manifests, [`seen`] reads pods.
+//! [`Sim`] starts each service on a thread with its own runtime, so that [`Sim::kill`] ends it like SIGKILL:
+//! none of its tasks is polled again. A [`watch`] checks invariants after every change of the runtime, and
+//! [`Sim::finish`] fails the test if one was violated. [`rules`] checks more for tests that use it. [`pods`]
+//! has the manifests, [`seen`] reads pods.
 //!
 //! Needs root: pod-sync creates cgroups.
 

@@ -2,7 +2,8 @@
 //!
 //! - A liveness probe runs only after the startup probe of the same instance passed.
 //! - An instance becomes Ready in the API server at most as often as its readiness probe began to pass.
-//! - A regular container runs in a sandbox only if each init container of its pod succeeded in the same sandbox.
+//! - A regular container runs in a sandbox only if each init container of its pod succeeded in the same
+//!   sandbox.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -45,8 +46,8 @@ pub struct Rules {
     checks: Vec<JoinHandle<()>>,
 }
 
-/// Returns an exec probe that [`Rules`] answers, each second and with a threshold of one. A container with a liveness probe needs a
-/// startup probe, too.
+/// Returns an exec probe that [`Rules`] answers, each second and with a threshold of one. A container with a
+/// liveness probe needs a startup probe, too.
 #[must_use]
 pub fn probe(kind: &str, pod: &str) -> Value {
     json!({"exec": {"command": [kind, pod]}, "periodSeconds": 1, "failureThreshold": 1})

@@ -202,8 +202,8 @@ impl Sim {
         self.places.kubeconfig = None;
     }
 
-    /// Makes a node with SELinux, whose containers have files with the label `system_u:object_r:container_file_t`. Call it before
-    /// any start.
+    /// Makes a node with SELinux, whose containers have files with the label
+    /// `system_u:object_r:container_file_t`. Call it before any start.
     ///
     /// # Panics
     /// The files cannot be written.
@@ -230,8 +230,8 @@ impl Sim {
         self.places.pod_sync_args.push(format!("--subscriber-uid={uid}"));
     }
 
-    /// Makes periodic repairs rarer than a test lasts: relists while hints arrive, resyncs of pods, and checks of containers' logs.
-    /// Call it before the services start.
+    /// Makes periodic repairs rarer than a test lasts: relists while hints arrive, resyncs of pods, and
+    /// checks of containers' logs. Call it before the services start.
     pub fn without_periodic_repairs(&mut self) {
         let never = Duration::from_secs(3600);
         self.places.pleg_periods.relist_live = never;
@@ -476,8 +476,8 @@ impl Sim {
         lines.iter().map(|l| serde_json::from_str(l).expect("a line is a JSON object")).collect()
     }
 
-    // Without a disturbance, lines at WARN concern pods only, whose spec may be wrong. Without a killed service, each fault of a
-    // pod is logged once a minute.
+    // Without a disturbance, lines at WARN concern pods only, whose spec may be wrong. Without a killed
+    // service, each fault of a pod is logged once a minute.
     fn assert_log(&self) {
         let text = |line: &Value, field: &str| line[field].as_str().unwrap_or_default().to_owned();
         let log = self.log();

@@ -91,7 +91,8 @@ impl Forwarder {
         reply
     }
 
-    /// Kills orphaned tasks of the container, and sends the removal again. Returns none if there was no such task.
+    /// Kills orphaned tasks of the container, and sends the removal again. Returns none if there was no such
+    /// task.
     async fn retry_removal(&self, call: &Call, token: Option<&Arc<Mutex<FencingToken>>>) -> Option<Reply> {
         let fence = || token.is_none_or(|t| self.fence.check(*t.lock(), self.clock.boot()).is_ok());
         let message = reply::unframe(&call.body).ok()?;
@@ -128,7 +129,8 @@ impl Forwarder {
                 let late = now.saturating_sub(deadline);
                 return Err(QueueError::Fenced(FenceError::DeadlinePassed { late }));
             };
-            // Both arms may be dropped: the turn is only borrowed. A joined call may have extended the deadline.
+            // Both arms may be dropped: the turn is only borrowed. A joined call may have extended the
+            // deadline.
             tokio::select! {
                 biased;
                 slot = &mut turn => return slot.map_err(QueueError::Full),

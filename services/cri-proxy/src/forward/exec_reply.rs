@@ -1,7 +1,8 @@
 //! Reads the answer to an exec probe or a hook and keeps only the output that its caller reads.
 //!
-//! The output of a command has up to 16 MiB. The bytes after the limit of each stream are dropped as they arrive, so that they take
-//! nothing from the limit of the socket (`crate::budget`), which all probes or hooks share.
+//! The output of a command has up to 16 MiB. The bytes after the limit of each stream are dropped as they
+//! arrive, so that they take nothing from the limit of the socket (`crate::budget`), which all probes or
+//! hooks share.
 
 use http_body_util::BodyExt as _;
 use prost::encoding::WireType;

@@ -41,11 +41,11 @@ use crate::upstream::SendError;
 
 /// Time limit for the caller to accept the next message.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
-/// Minimum interval between messages to a caller. The list of a full node, about seventy messages, takes two seconds and leaves the
-/// runtime, this process and the caller most of their time for other calls.
+/// Minimum interval between messages to a caller. The list of a full node, about seventy messages, takes two
+/// seconds and leaves the runtime, this process and the caller most of their time for other calls.
 pub const MIN_INTERVAL: Duration = Duration::from_millis(30);
-/// Maximum of buffered bytes of a list whose items are smaller than a message: the message in construction, one that is queued, one that
-/// was sent, and the last data from the runtime.
+/// Maximum of buffered bytes of a list whose items are smaller than a message: the message in construction,
+/// one that is queued, one that was sent, and the last data from the runtime.
 pub const MAX_BUFFERED: usize = 3 * CHUNK + (64 << 10);
 
 impl Forwarder {
@@ -225,7 +225,8 @@ impl Forwarder {
         tracing::debug!(method = methods.stream, "runtime does not implement list stream");
     }
 
-    /// Sends the call as `method` and reads its reply. Data that was not sent to the caller is in the returned reply.
+    /// Sends the call as `method` and reads its reply. Data that was not sent to the caller is in the
+    /// returned reply.
     async fn read_list(
         &self,
         call: &Call,

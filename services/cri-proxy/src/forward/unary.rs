@@ -135,8 +135,8 @@ impl Forwarder {
         }
     }
 
-    // Returns the earlier call that this call repeats, or `None` if the earlier call was not received. `began` is the time
-    // (CLOCK_BOOTTIME, nanoseconds) of the earlier call.
+    // Returns the earlier call that this call repeats, or `None` if the earlier call was not received.
+    // `began` is the time (CLOCK_BOOTTIME, nanoseconds) of the earlier call.
     fn join_only(
         &self,
         call: &Call,

@@ -72,7 +72,8 @@ async fn a_panic_in_one_call_ends_only_that_call_with_internal_and_its_text() {
     }
 }
 
-/// Panics on a blocking thread, in work for the pod `bad-log`: at the failpoint `name`, after it was passed `passes` times.
+/// Panics on a blocking thread, in work for the pod `bad-log`: at the failpoint `name`, after it was passed
+/// `passes` times.
 struct PanicsInLog {
     name: &'static str,
     passes: AtomicUsize,

@@ -1,7 +1,8 @@
-//! Authentication: by client certificate, then by bearer token, else anonymous (`cmd/kubelet/app: BuildAuthn`).
+//! Authentication: by client certificate, then by bearer token, else anonymous
+//! (`cmd/kubelet/app: BuildAuthn`).
 //!
-//! If a certificate is invalid, a token may still authenticate the request, and vice versa. If both fail, the request is not anonymous:
-//! an invalid token never becomes `system:anonymous`.
+//! If a certificate is invalid, a token may still authenticate the request, and vice versa. If both fail, the
+//! request is not anonymous: an invalid token never becomes `system:anonymous`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,7 +50,8 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Creates an authenticator that caches results for `ttl`, and bounds the requests that wait for a review.
+    /// Creates an authenticator that caches results for `ttl`, and bounds the requests that wait for a
+    /// review.
     #[must_use]
     pub fn new(reviewer: Arc<Reviewer>, ttl: Duration, limits: Limits) -> Self {
         Self { reviewer, ttl, known: Cache::default(), waiting: Slots::default(), limits }

@@ -1,4 +1,5 @@
-//! Authorization: the permission that a request needs (`pkg/kubelet/server: NodeRequestAttributesGetter`), and whether the user has it.
+//! Authorization: the permission that a request needs (`pkg/kubelet/server: NodeRequestAttributesGetter`),
+//! and whether the user has it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -7,7 +7,8 @@ use sha2::{Digest as _, Sha256};
 /// A SHA-256 digest.
 pub type Digest = [u8; 32];
 
-/// Returns the digest of a list of byte strings. Each is hashed with its length, so that lists with the same concatenation differ.
+/// Returns the digest of a list of byte strings. Each is hashed with its length, so that lists with the same
+/// concatenation differ.
 pub fn of_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Digest {
     let mut hash = Sha256::new();
     for part in parts {
@@ -19,7 +20,8 @@ pub fn of_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Digest {
 
 /// Returns the digest of the contents of files. A file that cannot be read counts as empty.
 ///
-/// Modification times and sizes do not suffice: two versions of a file may have the same within a tick of the clock.
+/// Modification times and sizes do not suffice: two versions of a file may have the same within a tick of the
+/// clock.
 pub(crate) fn of_files(files: &[PathBuf]) -> Digest {
     let contents: Vec<Vec<u8>> = files.iter().map(|f| std::fs::read(f).unwrap_or_default()).collect();
     of_parts(contents.iter().map(Vec::as_slice))

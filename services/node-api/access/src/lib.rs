@@ -1,7 +1,9 @@
-//! Who may use the node API, and how much of it: TLS, authentication, authorization, and the limits of each client.
+//! Who may use the node API, and how much of it: TLS, authentication, authorization, and the limits of each
+//! client.
 //!
-//! [`authn`] has the order of credentials, [`authz`] the table of permissions, [`limits`] the limits of each client. Certificates and
-//! the kubeconfig are read again when they change ([`reload`]). This crate serves no page and has no listener.
+//! [`authn`] has the order of credentials, [`authz`] the table of permissions, [`limits`] the limits of each
+//! client. Certificates and the kubeconfig are read again when they change ([`reload`]). This crate serves no
+//! page and has no listener.
 
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]

@@ -1,8 +1,8 @@
 //! Limits of what a client may use, and the guards that enforce them.
 //!
-//! A connection has a slot of one of three kinds ([`ConnectionLimiter`]): untrusted, of a user with a client certificate, or of any other
-//! user. No kind takes slots of another one, and no user takes all slots of its kind. Requests in flight are bounded in the same way
-//! ([`Slots`]).
+//! A connection has a slot of one of three kinds ([`ConnectionLimiter`]): untrusted, of a user with a client
+//! certificate, or of any other user. No kind takes slots of another one, and no user takes all slots of its
+//! kind. Requests in flight are bounded in the same way ([`Slots`]).
 
 mod connections;
 
@@ -34,16 +34,18 @@ impl Shares {
 pub struct Limits {
     /// Maximum number of untrusted connections. Times [`Limits::header_bytes`], they hold 32 MiB at most.
     pub strangers: usize,
-    /// Connections of users: 1,024 together with the untrusted ones. Each exec, attach and port-forward has a connection of its own. The
-    /// API server connects with one client certificate, and its share leaves 64 connections to other certificates.
+    /// Connections of users: 1,024 together with the untrusted ones. Each exec, attach and port-forward has a
+    /// connection of its own. The API server connects with one client certificate, and its share leaves 64
+    /// connections to other certificates.
     pub connections: Shares,
-    /// Requests in flight, including streams. cri-proxy accepts 4,096 calls at once from this process, and a request has one or two
-    /// of them open; gatherings of statistics have more, and are shared.
+    /// Requests in flight, including streams. cri-proxy accepts 4,096 calls at once from this process, and a
+    /// request has one or two of them open; gatherings of statistics have more, and are shared.
     pub requests: Shares,
-    /// Maximum number of upgraded connections (exec, attach, port-forward). More than [`Limits::connections`] of users without a client
-    /// certificate, so that these cannot take all.
+    /// Maximum number of upgraded connections (exec, attach, port-forward). More than [`Limits::connections`]
+    /// of users without a client certificate, so that these cannot take all.
     pub upgrades: usize,
-    /// Requests that wait for a TokenReview, by network. Times [`Limits::header_bytes`], they hold 32 MiB more.
+    /// Requests that wait for a TokenReview, by network. Times [`Limits::header_bytes`], they hold 32 MiB
+    /// more.
     pub reviews: Share,
     /// Time limit from accepting a connection to the end of the TLS handshake.
     pub handshake: Duration,
@@ -55,11 +57,11 @@ pub struct Limits {
     pub linger: Duration,
     /// Time after which a connection without a request in flight is closed, as in the kubelet.
     pub idle: Duration,
-    /// Time limit for the client to read the next bytes of a response. The kubelet has the same limit for a whole response; `kubectl logs
-    /// -f | less` reads slowly.
+    /// Time limit for the client to read the next bytes of a response. The kubelet has the same limit for a
+    /// whole response; `kubectl logs -f | less` reads slowly.
     pub write: Duration,
-    /// Maximum size of a request's header. The kubelet accepts 1 MiB, which times the connections is too much memory. Tokens and exec
-    /// commands are far smaller.
+    /// Maximum size of a request's header. The kubelet accepts 1 MiB, which times the connections is too much
+    /// memory. Tokens and exec commands are far smaller.
     pub header_bytes: usize,
     /// Maximum size of a request's body. Only forms have one.
     pub body_bytes: usize,

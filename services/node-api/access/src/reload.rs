@@ -11,7 +11,8 @@ use crate::review::Reviewer;
 use crate::tls::ServingCertificate;
 use crate::x509::ClientCa;
 
-/// Longest wait between checks. File system notifications do not follow the links that certificate managers move.
+/// Longest wait between checks. File system notifications do not follow the links that certificate managers
+/// move.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// The values that are read from files.

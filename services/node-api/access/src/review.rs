@@ -1,7 +1,8 @@
 //! TokenReviews and SubjectAccessReviews.
 //!
-//! The client is recreated when the kubeconfig or a file that it names changes. Concurrent reviews are bounded per kind: a flood of tokens
-//! neither reaches the API server nor delays access reviews of authenticated users.
+//! The client is recreated when the kubeconfig or a file that it names changes. Concurrent reviews are
+//! bounded per kind: a flood of tokens neither reaches the API server nor delays access reviews of
+//! authenticated users.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -96,8 +97,8 @@ impl Reviewer {
         Ok(Self { path: path.to_owned(), client, seen, tokens, accesses })
     }
 
-    /// Recreates the client if the kubeconfig or a file that it names has changed. Returns whether it has. An invalid kubeconfig leaves the
-    /// previous client in use.
+    /// Recreates the client if the kubeconfig or a file that it names has changed. Returns whether it has. An
+    /// invalid kubeconfig leaves the previous client in use.
     ///
     /// # Errors
     /// Fails as [`Reviewer::load`], once per change.

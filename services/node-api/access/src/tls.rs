@@ -1,7 +1,8 @@
 //! The serving certificate and the TLS settings: versions, cipher suites, key exchange groups.
 //!
-//! A client certificate is requested but not required, and an untrusted one does not fail the handshake: each request decides whether
-//! it identifies a user ([`crate::x509`]). The handshake proves that the client has the certificate's key.
+//! A client certificate is requested but not required, and an untrusted one does not fail the handshake: each
+//! request decides whether it identifies a user ([`crate::x509`]). The handshake proves that the client has
+//! the certificate's key.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -63,8 +64,8 @@ pub struct TlsSettings {
     pub curves: Vec<u16>,
 }
 
-/// Returns a provider with the configured cipher suites and groups. Those that Go has and rustls lacks are ignored; the check of the
-/// configuration warns of them.
+/// Returns a provider with the configured cipher suites and groups. Those that Go has and rustls lacks are
+/// ignored; the check of the configuration warns of them.
 ///
 /// # Errors
 /// Fails if a name is unknown, or if nothing remains.
@@ -185,7 +186,8 @@ impl ServingCertificate {
         Ok(Self { files, now: RwLock::new(now), seen })
     }
 
-    /// Reloads the files if they have changed. Returns whether they have. Invalid files leave the previous certificate in use.
+    /// Reloads the files if they have changed. Returns whether they have. Invalid files leave the previous
+    /// certificate in use.
     ///
     /// # Errors
     /// Fails as [`ServingCertificate::load`], once per change.
@@ -232,10 +234,11 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     std::fs::read(path).map_err(|source| TlsError::File { path: path.to_owned(), source })
 }
 
-/// Returns the paths of `kubelet.crt` and `kubelet.key` in `dir`. Creates them for `host` if they are missing or invalid.
+/// Returns the paths of `kubelet.crt` and `kubelet.key` in `dir`. Creates them for `host` if they are missing
+/// or invalid.
 ///
-/// The certificate is valid for a year. It is signed by a CA whose certificate is appended and whose key is discarded
-/// (`cmd/kubelet/app: InitializeTLS`).
+/// The certificate is valid for a year. It is signed by a CA whose certificate is appended and whose key is
+/// discarded (`cmd/kubelet/app: InitializeTLS`).
 ///
 /// # Errors
 /// Fails if they cannot be created or written.

@@ -1,4 +1,5 @@
-//! Authentication by client certificate: the name from CN, the groups from O. The CA bundle is reloaded when it changes.
+//! Authentication by client certificate: the name from CN, the groups from O. The CA bundle is reloaded when
+//! it changes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,7 +43,8 @@ impl ClientCa {
         Ok(Self { path: path.to_owned(), now: RwLock::new(read(path)?), seen })
     }
 
-    /// Reloads the bundle if it has changed. Returns whether it has. An invalid bundle leaves the previous one in use.
+    /// Reloads the bundle if it has changed. Returns whether it has. An invalid bundle leaves the previous
+    /// one in use.
     ///
     /// # Errors
     /// Fails as [`ClientCa::load`], once per change.

@@ -75,9 +75,9 @@ impl Services {
         RuntimeServiceClient::new(self.cri.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    /// Returns all pods of pod-sync, with their objects: the snapshot of a watch, since ListPods of the previous release is one message. A
-    /// pod that is too large for a message is left out. The time limit is that of each pod, since the pods of a node may have hundreds of
-    /// megabytes.
+    /// Returns all pods of pod-sync, with their objects: the snapshot of a watch, since ListPods of the
+    /// previous release is one message. A pod that is too large for a message is left out. The time limit is
+    /// that of each pod, since the pods of a node may have hundreds of megabytes.
     ///
     /// # Errors
     /// Fails if pod-sync does not answer, or sends no pod for longer than a call may take.
@@ -110,7 +110,8 @@ impl Services {
         let mut client = PodSyncClient::new(self.podsync.clone());
         let request = GetPodRequest { pod: format!("{namespace}/{name}") };
         match within(ANSWER, client.get_pod(request)).await {
-            // pod-sync also accepts the name of a static pod without the suffix of the node. kubectl never sends it.
+            // pod-sync also accepts the name of a static pod without the suffix of the node. kubectl never
+            // sends it.
             Ok(view) if view.name == name && view.namespace == namespace => {
                 Span::current().record("k8s.pod.uid", &view.uid).record("pod.uid", &view.uid);
                 Ok(Some(view))

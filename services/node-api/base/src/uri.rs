@@ -9,7 +9,8 @@ use percent_encoding::percent_decode_str;
 #[derive(Debug, Clone)]
 pub struct QueryEnd(pub Arc<str>);
 
-/// Returns the parameters of a request's query, decoded, in order. A query may be longer than that of the URI.
+/// Returns the parameters of a request's query, decoded, in order. A query may be longer than that of the
+/// URI.
 pub fn query<B>(request: &Request<B>) -> Vec<(String, String)> {
     let begin = request.uri().query().unwrap_or_default();
     match request.extensions().get::<QueryEnd>() {

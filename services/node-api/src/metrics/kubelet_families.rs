@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// The families that a kubelet 1.37 registers on Linux (pkg/kubelet, pkg/volume/util, pkg/credentialprovider/plugin).
+/// The families that a kubelet 1.37 registers on Linux (pkg/kubelet, pkg/volume/util,
+/// pkg/credentialprovider/plugin).
 const FAMILIES: [&str; 140] = [
     "csi_node_storage_health_status",
     "csi_operations_seconds",

@@ -1,8 +1,9 @@
 //! Merges the OpenMetrics texts of several processes into one Prometheus text. Does no I/O.
 //!
-//! A family that several processes have, and every `quintlet_*` family, gets the label `service` (and `instance`, if there may be
-//! several). Families of the kubelet keep their labels, as dashboards expect them. Bounds of buckets are written as in the classic
-//! format, `le="1"`, where OpenMetrics has `le="1.0"`: they are label values, and a query for the kubelet's would find nothing.
+//! A family that several processes have, and every `quintlet_*` family, gets the label `service` (and
+//! `instance`, if there may be several). Families of the kubelet keep their labels, as dashboards expect
+//! them. Bounds of buckets are written as in the classic format, `le="1"`, where OpenMetrics has `le="1.0"`:
+//! they are label values, and a query for the kubelet's would find nothing.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -105,8 +106,8 @@ fn with_go_bound(line: &str) -> Cow<'_, str> {
     }
 }
 
-/// Formats a number as Go's `strconv.FormatFloat(number, 'g', -1, 64)`: the shortest form, with an exponent of two digits from
-/// 1e+06 on and below 1e-04.
+/// Formats a number as Go's `strconv.FormatFloat(number, 'g', -1, 64)`: the shortest form, with an exponent
+/// of two digits from 1e+06 on and below 1e-04.
 fn go_number(number: f64) -> String {
     let size = number.abs();
     if size == 0.0 || (1e-4..1e6).contains(&size) {

@@ -1,7 +1,8 @@
 //! `/metrics` and the pages below it.
 //!
-//! `/metrics` merges the metrics of all services and of this process. For a service that does not answer, its last metrics are served;
-//! `quintlet_service_metrics_stale` reports that, and `quintlet_service_metrics_age_seconds` their age.
+//! `/metrics` merges the metrics of all services and of this process. For a service that does not answer, its
+//! last metrics are served; `quintlet_service_metrics_stale` reports that, and
+//! `quintlet_service_metrics_age_seconds` their age.
 
 pub mod features;
 #[cfg(test)]

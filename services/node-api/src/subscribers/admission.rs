@@ -13,8 +13,8 @@ use tonic::Status;
 /// Open streams of one kind that a client may have.
 pub(super) const STREAMS_OF_CLIENT: usize = 8;
 
-/// Open streams of one kind over TCP. The service that serves them gives one user 16 ([`quintlet_kit::subscribe::STREAMS_OF_USER`]), and
-/// all of these are streams of node-api's user.
+/// Open streams of one kind over TCP. The service that serves them gives one user 16
+/// ([`quintlet_kit::subscribe::STREAMS_OF_USER`]), and all of these are streams of node-api's user.
 pub(super) const STREAMS: usize = 16;
 
 /// The reason why a client may not subscribe.
@@ -136,7 +136,8 @@ impl Admission {
 /// Returns the instance of probe-service that a client asked for, or the only one.
 ///
 /// # Errors
-/// There is no instance, or not the one that the client named, or the client did not choose among several ones.
+/// There is no instance, or not the one that the client named, or the client did not choose among several
+/// ones.
 pub(super) fn choose_instance<'a>(instances: &'a [String], wanted: Option<&str>) -> Result<&'a str, Status> {
     let list = || instances.join(", ");
     match (wanted, instances) {

@@ -21,8 +21,9 @@ pub(super) type EarlyEnd = Pin<Box<dyn Future<Output = Status> + Send>>;
 /// Time that a client has to take the early end of a stream. Less than the grace period of a stop.
 const TAKEN_WITHIN: Duration = Duration::from_secs(1);
 
-/// Sends the body of a stream its early end, and then closes the connection: the body of a client whose window is closed is not
-/// polled. All streams of a connection have the same reason to end. Completes without an effect once the body is dropped.
+/// Sends the body of a stream its early end, and then closes the connection: the body of a client whose
+/// window is closed is not polled. All streams of a connection have the same reason to end. Completes without
+/// an effect once the body is dropped.
 pub(super) async fn end_early(
     end: EarlyEnd,
     mut body: oneshot::Sender<Status>,
@@ -146,7 +147,8 @@ impl Body for RelayedBody {
         }
     }
 
-    // Without it, an answer that has trailers alone would be sent with an empty piece of data, which some clients take for an error.
+    // Without it, an answer that has trailers alone would be sent with an empty piece of data, which some
+    // clients take for an error.
     fn is_end_stream(&self) -> bool {
         self.body.as_ref().is_none_or(Body::is_end_stream)
     }

@@ -1,5 +1,6 @@
-//! `/metrics/cadvisor`: the metric families that the kubelet takes from cAdvisor (google/cadvisor, metrics/prometheus.go). The sources are the
-//! pods' cgroups and network namespaces; CPU, memory in use and disk usage come from the runtime.
+//! `/metrics/cadvisor`: the metric families that the kubelet takes from cAdvisor (google/cadvisor,
+//! metrics/prometheus.go). The sources are the pods' cgroups and network namespaces; CPU, memory in use and
+//! disk usage come from the runtime.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -69,8 +70,8 @@ impl Stats {
     }
 }
 
-/// Lists the sandboxes if the statistics of the runtime do not have that of each pod: if containerd before 1.6.22 has statistics of
-/// containers only, or omits a pod.
+/// Lists the sandboxes if the statistics of the runtime do not have that of each pod: if containerd before
+/// 1.6.22 has statistics of containers only, or omits a pod.
 async fn add_sandboxes(node: &Services, pods: &mut [Pod]) {
     if pods.iter().all(|pod| !pod.sandbox.is_empty()) {
         return;
@@ -136,8 +137,9 @@ fn counted(pod: &Pod, group: Option<CgroupStats>, proc: &Path) -> Counted {
     }
 }
 
-/// Returns the number of open files of the processes of a cgroup: the size of `/proc/PID/fd`, which any user may read. Its entries are for
-/// `CAP_SYS_PTRACE`. Returns `None` if no process has any, as with a kernel before Linux 6.2, which reports no size.
+/// Returns the number of open files of the processes of a cgroup: the size of `/proc/PID/fd`, which any user
+/// may read. Its entries are for `CAP_SYS_PTRACE`. Returns `None` if no process has any, as with a kernel
+/// before Linux 6.2, which reports no size.
 fn open_files(group: &CgroupStats, proc: &Path) -> Option<u64> {
     let directories = group.processes().into_iter().map(|pid| proc.join(pid.to_string()).join("fd"));
     let sizes = directories.filter_map(|directory| Some(std::fs::metadata(directory).ok()?.len()));
@@ -191,8 +193,8 @@ fn write(out: &mut Text, pod: &Pod, counted: &Counted, now: i64) {
     }
 }
 
-/// Writes the row of a sandbox, whose container is the one of the pause image. Its label `image` is empty: the list of the runtime has no
-/// image of a sandbox.
+/// Writes the row of a sandbox, whose container is the one of the pause image. Its label `image` is empty:
+/// the list of the runtime has no image of a sandbox.
 fn of_sandbox(out: &mut Text, pod: &Pod, group: Option<CgroupStats>, counted: &Counted, time: Timestamp) {
     let (Some(group), Some((name, id, detail))) = (group, &counted.sandbox) else { return };
     let row = labels([
@@ -406,8 +408,8 @@ mod tests {
         assert!(text.contains(&format!("\ncontainer_start_time_seconds{{{row}}} 1")), "{text}");
     }
 
-    /// The families of containers in the sets that a kubelet 1.36 enables in cAdvisor: CPU, memory, disk usage, disk I/O, network, processes,
-    /// OOM kills, pressure.
+    /// The families of containers in the sets that a kubelet 1.36 enables in cAdvisor: CPU, memory, disk
+    /// usage, disk I/O, network, processes, OOM kills, pressure.
     const FAMILIES: [&str; 74] = [
         "container_blkio_device_usage_total",
         "container_cpu_cfs_burst_periods_total",

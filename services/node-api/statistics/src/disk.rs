@@ -14,7 +14,8 @@ use super::cri_stats::{number, object, time};
 /// Unit of `st_blocks`, independent of the file system.
 const BLOCK: u64 = 512;
 
-/// Directories of the runtime with the statistics of their file systems. pod-sync measures them: node-api may not enter the directories.
+/// Directories of the runtime with the statistics of their file systems. pod-sync measures them: node-api may
+/// not enter the directories.
 pub(super) type RuntimeFiles = BTreeMap<String, wire::DiskUsage>;
 
 /// Returns a file system of the runtime, as pod-sync reports it, or else as this process sees it.
@@ -40,7 +41,8 @@ fn cri_stats(usage: &wire::DiskUsage) -> Value {
     })
 }
 
-/// Returns a file system of images or writable layers: the usage from the runtime, the capacity from the file system.
+/// Returns a file system of images or writable layers: the usage from the runtime, the capacity from the file
+/// system.
 pub(super) fn image_fs(fs: &v1::FilesystemUsage, reported: &RuntimeFiles) -> Value {
     let place = fs.fs_id.as_ref().map(|id| id.mountpoint.as_str()).unwrap_or_default();
     let value = |n: Option<v1::UInt64Value>| number(n).as_u64();
@@ -104,8 +106,9 @@ pub(super) fn volume(volume: &wire::VolumeStorage) -> Value {
     out
 }
 
-/// Returns the ephemeral storage of a pod in the node's file system `fs`: writable layers and logs of its containers, its own logs,
-/// ephemeral volumes, and its hosts file (`pkg/kubelet/stats: calcEphemeralStorage`), with its termination logs.
+/// Returns the ephemeral storage of a pod in the node's file system `fs`: writable layers and logs of its
+/// containers, its own logs, ephemeral volumes, and its hosts file
+/// (`pkg/kubelet/stats: calcEphemeralStorage`), with its termination logs.
 pub(super) fn ephemeral(
     fs: &Value,
     now: &str,

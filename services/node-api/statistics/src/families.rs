@@ -40,7 +40,8 @@ pub(super) fn used(
     }
 }
 
-/// Resources whose pressure is counted, each with the metrics for the time in which a process waits and in which all wait.
+/// Resources whose pressure is counted, each with the metrics for the time in which a process waits and in
+/// which all wait.
 const PRESSURE: [(&str, &str, &str); 3] = [
     ("cpu", "container_pressure_cpu_waiting_seconds_total", "container_pressure_cpu_stalled_seconds_total"),
     (
@@ -173,7 +174,8 @@ pub(super) fn start(out: &mut Text, labels: &str, group: &CgroupStats) {
     }
 }
 
-/// Writes the limit of open files of a container, from `/proc/PID/limits` of one of its processes; -1 is unlimited.
+/// Writes the limit of open files of a container, from `/proc/PID/limits` of one of its processes; -1 is
+/// unlimited.
 pub(super) fn limits(out: &mut Text, labels: &str, limits: &str, now: i64) {
     let soft = limits.lines().find_map(|line| line.strip_prefix("Max open files")?.split_whitespace().next());
     let soft = match soft {

@@ -1,8 +1,9 @@
-//! Collects statistics of pods from the runtime, and from cgroups what the runtime omits (`pkg/kubelet/stats`).
+//! Collects statistics of pods from the runtime, and from cgroups what the runtime omits
+//! (`pkg/kubelet/stats`).
 //!
-//! A pod that is missing in the runtime's list of pod statistics comes from its list of container statistics if there is no list of
-//! pods, and from its cgroup if it runs nevertheless. A pod without a cgroup has the sums of its containers. Network interfaces that the
-//! runtime omits are those of the network namespace.
+//! A pod that is missing in the runtime's list of pod statistics comes from its list of container statistics
+//! if there is no list of pods, and from its cgroup if it runs nevertheless. A pod without a cgroup has the
+//! sums of its containers. Network interfaces that the runtime omits are those of the network namespace.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -61,9 +62,9 @@ pub(super) struct Pressure {
 }
 
 impl Pressure {
-    /// Reads the statistics of the machine. With cgroups v1 there are none, although the kernel may count them in `/proc/pressure`: the
-    /// kubelet takes them from the root cgroup (`pkg/kubelet/stats: cadvisorStatsProvider`), and readers would compare them with pods
-    /// that have none.
+    /// Reads the statistics of the machine. With cgroups v1 there are none, although the kernel may count
+    /// them in `/proc/pressure`: the kubelet takes them from the root cgroup
+    /// (`pkg/kubelet/stats: cadvisorStatsProvider`), and readers would compare them with pods that have none.
     pub(super) fn of_machine(cgroups: &Path, proc: &Path) -> Self {
         if !CgroupStats::named(cgroups, "/").is_some_and(|root| root.is_v2()) {
             return Self::default();
@@ -84,8 +85,8 @@ impl Pressure {
 }
 
 impl Stats {
-    /// Returns the pods by namespace and name, with statistics that only the summary has if `for_summary`: pressure, and what the runtime
-    /// omits of network and processes.
+    /// Returns the pods by namespace and name, with statistics that only the summary has if `for_summary`:
+    /// pressure, and what the runtime omits of network and processes.
     pub(super) async fn pods(&self, node: &Services, for_summary: bool) -> Result<Vec<Pod>, Status> {
         let (stats, views) = tokio::join!(runtime_stats::all(node), node.pods());
         let (views, stats) = (views?, stats?);
@@ -268,7 +269,8 @@ fn interface_usage(interface: host::Interface) -> v1::NetworkInterfaceUsage {
     }
 }
 
-/// Returns `/proc/PID/net/dev` of a process in the network namespace of a pod; none for a pod in the host's. `groups` are cgroups of the pod.
+/// Returns `/proc/PID/net/dev` of a process in the network namespace of a pod; none for a pod in the host's.
+/// `groups` are cgroups of the pod.
 pub(super) fn network_devices<'a>(
     pod: &Pod,
     mut groups: impl Iterator<Item = &'a CgroupStats>,
@@ -359,8 +361,8 @@ fn nanos(time: Timestamp) -> i64 {
     i64::try_from(time.as_nanosecond()).unwrap_or(i64::MAX)
 }
 
-/// Returns the swap of a pod: of its cgroup, or else the sum of its containers with the oldest timestamp. None if the runtime does not
-/// report all of them.
+/// Returns the swap of a pod: of its cgroup, or else the sum of its containers with the oldest timestamp.
+/// None if the runtime does not report all of them.
 pub(super) fn pod_swap(pod: &Pod) -> Option<v1::SwapUsage> {
     if let Some(swap) = pod.swap {
         return Some(swap);
@@ -526,7 +528,8 @@ mod tests {
             }),
             ..Default::default()
         };
-        // The runtime has figures of one container. Those of the other one are in its cgroup, of which a process is a member.
+        // The runtime has figures of one container. Those of the other one are in its cgroup, of which a
+        // process is a member.
         make_group(dir.path(), "k8s.io/b0", 3_000_000);
         let proc = dir.path().join("proc");
         std::fs::create_dir_all(proc.join("7")).unwrap();
@@ -565,7 +568,8 @@ mod tests {
             None,
             "the runtime lacks that of a"
         );
-        // Processes are searched for the containers of running pods only. A container without statistics is not listed.
+        // Processes are searched for the containers of running pods only. A container without statistics is
+        // not listed.
         let foreign = pods_of(Value::Null);
         assert_eq!(foreign.stats.containers.len(), 2);
         assert_eq!(value(foreign.stats.memory.unwrap().working_set_bytes), Some(1000));

@@ -4,10 +4,12 @@ use serde_json::{Map, Value, json};
 
 /// The default interface, whose statistics are those of the node or of a pod (`pkg/kubelet/stats`).
 pub(crate) const DEFAULT_INTERFACE: &str = "eth0";
-/// Name prefixes of interfaces that are not counted for the node: the loopback and the host ends of pod interfaces.
+/// Name prefixes of interfaces that are not counted for the node: the loopback and the host ends of pod
+/// interfaces.
 const EXCLUDED_PREFIXES: [&str; 2] = ["lo", "veth"];
 
-/// Returns the network statistics of the node from `/proc/net/dev`, or null without an interface. `route` is `/proc/net/route`.
+/// Returns the network statistics of the node from `/proc/net/dev`, or null without an interface. `route` is
+/// `/proc/net/route`.
 #[must_use]
 pub(crate) fn network(dev: &str, route: &str, time: &str) -> Value {
     let interfaces: Vec<Map<String, Value>> = interfaces(dev).map(fields).collect();
@@ -38,7 +40,8 @@ pub(crate) struct Interface {
     pub(crate) sent: Traffic,
 }
 
-/// Returns the interfaces in `/proc/net/dev`, except for the loopback and the host's ends of the pods' interfaces.
+/// Returns the interfaces in `/proc/net/dev`, except for the loopback and the host's ends of the pods'
+/// interfaces.
 pub(crate) fn interfaces(dev: &str) -> impl Iterator<Item = Interface> {
     dev.lines().skip(2).filter_map(interface)
 }

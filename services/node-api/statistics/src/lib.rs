@@ -1,7 +1,8 @@
 //! Statistics: `/stats/summary`, `/metrics/resource`, `/metrics/cadvisor`.
 //!
-//! Statistics of pods and containers come from the CRI, and from cgroups where it has none (`gather`). Those of the node come from
-//! `/proc`, and its memory from the root cgroup, as for evictions. Volumes belong to root, so pod-sync measures them.
+//! Statistics of pods and containers come from the CRI, and from cgroups where it has none (`gather`). Those
+//! of the node come from `/proc`, and its memory from the root cgroup, as for evictions. Volumes belong to
+//! root, so pod-sync measures them.
 
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -78,7 +79,8 @@ impl Machine {
             .map_or_else(|| self.used().saturating_sub(self.of("Inactive(file)")), |root| root.working_set)
     }
 
-    /// Returns the memory that is not in the working set, and not reserved for huge pages if `subtracts_huge_pages`.
+    /// Returns the memory that is not in the working set, and not reserved for huge pages if
+    /// `subtracts_huge_pages`.
     fn available(&self, subtracts_huge_pages: bool) -> u64 {
         let huge_pages = if subtracts_huge_pages { self.of("Hugetlb") } else { 0 };
         self.of("MemTotal").saturating_sub(self.working_set()).saturating_sub(huge_pages)

@@ -1,4 +1,5 @@
-//! The families `machine_*` and `cadvisor_version_info` of `/metrics/cadvisor` (google/cadvisor, metrics/prometheus_machine.go).
+//! The families `machine_*` and `cadvisor_version_info` of `/metrics/cadvisor` (google/cadvisor,
+//! metrics/prometheus_machine.go).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -7,7 +8,8 @@ use quintlet_model::cpu_list::CpuList;
 
 use super::prometheus::{Text, labels, whole};
 
-/// Kinds of persistent memory. Their families are 0 as in a kubelet, which is built without the library that reads them.
+/// Kinds of persistent memory. Their families are 0 as in a kubelet, which is built without the library that
+/// reads them.
 const NVM_MODES: [&str; 2] = ["app_direct_mode", "memory_mode"];
 /// Bounds on the directories that are read below `/sys`.
 const MAX_CPUS: usize = 8192;
@@ -33,8 +35,8 @@ pub(super) struct MachineInfo {
 }
 
 impl MachineInfo {
-    /// Reads `/sys`, `/proc` and `/etc` below `root`. A fact that cannot be read is empty or 0; the UUID of the firmware may be read by
-    /// root only.
+    /// Reads `/sys`, `/proc` and `/etc` below `root`. A fact that cannot be read is empty or 0; the UUID of
+    /// the firmware may be read by root only.
     pub(super) fn read(root: &Path) -> Self {
         let text = |file: &str| std::fs::read_to_string(root.join(file)).unwrap_or_default();
         let first = |files: &[&str]| {
@@ -105,7 +107,8 @@ fn count(number: usize) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)
 }
 
-/// Counts cores, sockets, books and drawers in `/sys/devices/system/cpu`. CPUs that are offline have no topology.
+/// Counts cores, sockets, books and drawers in `/sys/devices/system/cpu`. CPUs that are offline have no
+/// topology.
 fn topology(dir: &Path) -> MachineInfo {
     let mut cores = BTreeSet::new();
     let [mut sockets, mut books, mut drawers] = [(); 3].map(|()| BTreeSet::new());
@@ -180,7 +183,8 @@ mod tests {
         write("proc/sys/kernel/osrelease", "6.12.0\n");
         write("proc/device-tree/vm,uuid", "u-1\0");
         write("sys/devices/system/cpu/online", "0-4\n");
-        // Two sockets with the same core IDs, one of them with two threads per core; the directories cpuidle and cpufreq are no CPUs.
+        // Two sockets with the same core IDs, one of them with two threads per core; the directories cpuidle
+        // and cpufreq are no CPUs.
         for (cpu, socket, core) in [(0, 0, 0), (1, 0, 0), (2, 0, 1), (3, 1, 0), (4, 1, 1)] {
             let dir = format!("sys/devices/system/cpu/cpu{cpu}/topology");
             write(&format!("{dir}/physical_package_id"), &format!("{socket}\n"));

@@ -1,5 +1,6 @@
-//! The rows of `/metrics/cadvisor` that belong to no pod: the root cgroup, the cgroups of all pods and of QoS classes, and those of the
-//! kubelet, of the runtime and of other processes (`pkg/kubelet/cadvisor: New`, the prefixes of raw cgroups).
+//! The rows of `/metrics/cadvisor` that belong to no pod: the root cgroup, the cgroups of all pods and of QoS
+//! classes, and those of the kubelet, of the runtime and of other processes (`pkg/kubelet/cadvisor: New`, the
+//! prefixes of raw cgroups).
 
 use jiff::Timestamp;
 use quintlet_cgroups::stats::CgroupStats;
@@ -67,7 +68,8 @@ fn groups(paths: &StatsPaths) -> Vec<CgroupStats> {
     all
 }
 
-/// The root cgroup of v2 counts neither its memory nor its page faults: they are those of the machine, as in `/stats/summary`.
+/// The root cgroup of v2 counts neither its memory nor its page faults: they are those of the machine, as in
+/// `/stats/summary`.
 fn of_machine(machine: &Machine, time: Timestamp) -> (Option<v1::CpuUsage>, Option<v1::MemoryUsage>) {
     let number = |value| Some(v1::UInt64Value { value });
     let timestamp = i64::try_from(time.as_nanosecond()).unwrap_or(i64::MAX);

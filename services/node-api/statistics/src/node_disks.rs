@@ -1,5 +1,5 @@
-//! The rows of `/metrics/cadvisor` of the node's file systems, with the counters of their devices (cAdvisor: `fs/fs.go`, `metrics/prometheus.go`).
-//! They have `id="/"`, as in a kubelet.
+//! The rows of `/metrics/cadvisor` of the node's file systems, with the counters of their devices (cAdvisor:
+//! `fs/fs.go`, `metrics/prometheus.go`). They have `id="/"`, as in a kubelet.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,16 @@ use quintlet_kit::mount_table::Mount;
 use super::families::device_name;
 use super::prometheus::{Text, escape, whole};
 
-/// Types of the file systems that have a row. Those of memory and overlays have none: they belong to pods, or repeat the usage of another row.
+/// Types of the file systems that have a row. Those of memory and overlays have none: they belong to pods, or
+/// repeat the usage of another row.
 const TYPES: [&str; 4] = ["ext2", "ext3", "ext4", "xfs"];
 /// Fields of a line of `/proc/diskstats` before the counters: device numbers and name.
 const NAMES: usize = 3;
 /// Time units of `/proc/diskstats` in a second.
 const MILLIS: f64 = 1000.0;
 
-/// Writes the rows of all file systems on block devices. `row` has the labels of the root cgroup, `stats` is `/proc/diskstats`.
+/// Writes the rows of all file systems on block devices. `row` has the labels of the root cgroup, `stats` is
+/// `/proc/diskstats`.
 pub(super) fn write(
     out: &mut Text,
     row: &str,

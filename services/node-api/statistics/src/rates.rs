@@ -57,7 +57,8 @@ impl Rates {
 pub(super) struct SystemRates(Mutex<BTreeMap<&'static str, Rate>>);
 
 impl SystemRates {
-    /// Returns the CPU usage of a system container since the previous request, in nanocores. None for the first request.
+    /// Returns the CPU usage of a system container since the previous request, in nanocores. None for the
+    /// first request.
     pub(super) fn nano_cores(&self, name: &'static str, time: Timestamp, cpu_nanos: u64) -> Option<u64> {
         self.0.lock().entry(name).or_default().nano_cores(time, cpu_nanos)
     }

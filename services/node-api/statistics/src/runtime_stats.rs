@@ -24,9 +24,9 @@ pub(crate) struct SandboxStats {
 
 /// Returns the statistics of all pods.
 ///
-/// containerd 1.6 fails to list statistics while a terminated sandbox exists whose cgroup is gone, as of every finished pod. Then the
-/// statistics of ready sandboxes are requested one by one. cri-proxy refuses both as unimplemented before containerd 1.6.22, which may end
-/// while it answers.
+/// containerd 1.6 fails to list statistics while a terminated sandbox exists whose cgroup is gone, as of
+/// every finished pod. Then the statistics of ready sandboxes are requested one by one. cri-proxy refuses
+/// both as unimplemented before containerd 1.6.22, which may end while it answers.
 ///
 /// # Errors
 /// Fails if the runtime does not answer, or has no statistics of any pod.
@@ -97,8 +97,9 @@ async fn one_by_one(node: &Services, why: Status) -> Result<Vec<SandboxStats>, S
         async move { runtime.pod_sandbox_stats(v1::PodSandboxStatsRequest { pod_sandbox_id }).await }
     };
     let answers: Vec<_> = stream::iter(ready).map(ask).buffer_unordered(AT_ONCE).collect().await;
-    // A sandbox that terminated meanwhile has no statistics. If none has any, the runtime does not support them, or pods have no
-    // cgroups (`cgroupsPerQOS: false`): containerd takes the statistics of a pod from its cgroup.
+    // A sandbox that terminated meanwhile has no statistics. If none has any, the runtime does not support
+    // them, or pods have no cgroups (`cgroupsPerQOS: false`): containerd takes the statistics of a pod from
+    // its cgroup.
     if !answers.is_empty() && answers.iter().all(Result::is_err) {
         return by_containers(node).await.map_err(|_| why);
     }

@@ -1,4 +1,5 @@
-//! `/stats/summary`: the statistics of the node and its pods as JSON (`staging/src/k8s.io/kubelet/pkg/apis/stats/v1alpha1`).
+//! `/stats/summary`: the statistics of the node and its pods as JSON
+//! (`staging/src/k8s.io/kubelet/pkg/apis/stats/v1alpha1`).
 
 use std::collections::BTreeMap;
 use std::path::Path;

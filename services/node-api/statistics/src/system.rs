@@ -1,5 +1,5 @@
-//! System containers in `/stats/summary`: the cgroups of the services, of the runtime, of other processes and of all pods
-//! (`pkg/kubelet/server/stats: GetSystemContainersStats`).
+//! System containers in `/stats/summary`: the cgroups of the services, of the runtime, of other processes and
+//! of all pods (`pkg/kubelet/server/stats: GetSystemContainersStats`).
 
 use std::path::Path;
 
@@ -80,8 +80,8 @@ fn services(mount: &Path, own: &str) -> Vec<CgroupStats> {
     if units.is_empty() { CgroupStats::named(mount, own).into_iter().collect() } else { units }
 }
 
-/// Returns the path of a process's cgroup from its `/proc/PID/cgroup`: v2, or the one of the memory controller. None for the root cgroup,
-/// whose statistics are those of the machine.
+/// Returns the path of a process's cgroup from its `/proc/PID/cgroup`: v2, or the one of the memory
+/// controller. None for the root cgroup, whose statistics are those of the machine.
 fn own_cgroup(text: &str) -> Option<&str> {
     let path_of = |controller: &str| {
         text.lines().find_map(|line| {

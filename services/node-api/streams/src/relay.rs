@@ -9,8 +9,9 @@ use tokio_util::sync::CancellationToken;
 /// Size of the buffer for one direction of a connection.
 const BUFFER: usize = 32 << 10;
 
-/// Copies both directions until both have ended. After one has ended, the other has `half_open` to end. The client has to send its first
-/// byte within `first`. At `stop` both connections are shut down: a connection that is just dropped ends for a client of TLS as if it was cut.
+/// Copies both directions until both have ended. After one has ended, the other has `half_open` to end. The
+/// client has to send its first byte within `first`. At `stop` both connections are shut down: a connection
+/// that is just dropped ends for a client of TLS as if it was cut.
 pub(crate) async fn copy<A, B>(
     client: A,
     runtime: B,

@@ -1,7 +1,7 @@
 //! The output of commands of `/run`, which the kubelet returns as a whole.
 //!
-//! The runtime limits an output to 16 MiB, and a client may read as slowly as its connection allows. All outputs that wait for their clients
-//! share a limit.
+//! The runtime limits an output to 16 MiB, and a client may read as slowly as its connection allows. All
+//! outputs that wait for their clients share a limit.
 
 use axum::body::{Body, Bytes};
 use futures::StreamExt as _;
@@ -19,8 +19,8 @@ const RETRY_AFTER: &str = "60";
 
 static ROOM: Semaphore = Semaphore::const_new(WAITING);
 
-/// Returns the response to a command that has exited: its output, then what it wrote to stderr. A failure begins with a text about the
-/// command.
+/// Returns the response to a command that has exited: its output, then what it wrote to stderr. A failure
+/// begins with a text about the command.
 pub(crate) fn response(command: &str, reply: ExecSyncResponse) -> Answer {
     response_within(&ROOM, command, reply)
 }

@@ -1,7 +1,8 @@
 //! `/exec`, `/attach`, `/portForward`: connects the client to the runtime's streaming server.
 //!
-//! The runtime returns a URL that is valid once. The client's request is sent there with its upgrade. After the 101, bytes are copied
-//! unchanged, except for the two protocols of [`crate::websocket`]. Credentials of the client are removed from the request.
+//! The runtime returns a URL that is valid once. The client's request is sent there with its upgrade. After
+//! the 101, bytes are copied unchanged, except for the two protocols of [`crate::websocket`]. Credentials of
+//! the client are removed from the request.
 
 use std::sync::Arc;
 
@@ -82,7 +83,8 @@ fn proxy_error(why: impl std::fmt::Display) -> Answer {
 /// Fails if there is no such pod, or if pod-sync does not answer.
 async fn pod(server: &StreamServer, target: &Target, mismatch: &str) -> Result<(Value, String), Answer> {
     let view = server.services.pod(&target.namespace, &target.pod).await;
-    // The format of a runtime error: kubectl parses `pod-sync: …` as YAML of an empty Status and prints nothing.
+    // The format of a runtime error: kubectl parses `pod-sync: …` as YAML of an empty Status and prints
+    // nothing.
     let view = view.map_err(|status| {
         server_error(format!("rpc error: code = {:?} desc = pod-sync: {}", status.code(), status.message()))
     })?;
@@ -244,7 +246,8 @@ async fn proxy<H: Send + 'static>(
     let abort = server.abort.clone();
     let half_open = server.limits.half_open;
     let wait = server.limits.upgrade;
-    // A client that upgrades to SPDY opens streams at once. The runtime would keep a silent one for its stream idle timeout.
+    // A client that upgrades to SPDY opens streams at once. The runtime would keep a silent one for its
+    // stream idle timeout.
     let first = is_spdy(request.headers()).then_some(wait);
     let work = async move {
         open.inc();
@@ -308,7 +311,8 @@ async fn dial(
     Ok(sender.send_request(sent).await?)
 }
 
-/// Handles `/run/{namespace}/{pod}[/{uid}]/{container}?cmd=`: responds with the output of a command when it has exited.
+/// Handles `/run/{namespace}/{pod}[/{uid}]/{container}?cmd=`: responds with the output of a command when it
+/// has exited.
 pub async fn run(server: &StreamServer, request: &Request<Incoming>) -> Answer {
     let Some(target) = Target::parse(request.uri().path(), true) else {
         return node_api_base::answer::not_found();

@@ -1,5 +1,6 @@
-//! Translates two WebSocket protocols that runtimes do not support to SPDY: `v5.channel.k8s.io` (exec and attach, with a signal that
-//! closes a single stream), and SPDY tunneled in WebSocket messages (port-forward). Runtimes support the older protocols themselves.
+//! Translates two WebSocket protocols that runtimes do not support to SPDY: `v5.channel.k8s.io` (exec and
+//! attach, with a signal that closes a single stream), and SPDY tunneled in WebSocket messages
+//! (port-forward). Runtimes support the older protocols themselves.
 
 use std::time::Duration;
 
@@ -114,8 +115,8 @@ async fn websocket_server<C: AsyncRead + AsyncWrite + Unpin>(client: C) -> WebSo
     WebSocketStream::from_raw_socket(client, Role::Server, Some(config)).await
 }
 
-/// Translates until the process has exited and its output has been sent, or until one of both sides has closed the connection. At `stop` the
-/// client receives the reason as the status of its session.
+/// Translates until the process has exited and its output has been sent, or until one of both sides has
+/// closed the connection. At `stop` the client receives the reason as the status of its session.
 pub(crate) async fn channels<C, R>(client: C, runtime: R, streams: Streams, stop: &CancellationToken)
 where
     C: AsyncRead + AsyncWrite + Unpin + Send,
@@ -131,8 +132,9 @@ where
     connection.close();
 }
 
-/// Runs both directions until one has ended. If the runtime's direction has ended, the client has [`CLOSE_TIMEOUT`] to answer the close frame:
-/// closing a socket with unread data discards data that the client has not read.
+/// Runs both directions until one has ended. If the runtime's direction has ended, the client has
+/// [`CLOSE_TIMEOUT`] to answer the close frame: closing a socket with unread data discards data that the
+/// client has not read.
 async fn run_both(client_to_runtime: impl Future<Output = ()>, runtime_to_client: impl Future<Output = ()>) {
     let mut client_to_runtime = std::pin::pin!(client_to_runtime);
     tokio::select! {
@@ -218,7 +220,8 @@ where
     }
 }
 
-/// Sends data. Data for a stream that is not requested or already closed is dropped. Returns false if the runtime is gone.
+/// Sends data. Data for a stream that is not requested or already closed is dropped. Returns false if the
+/// runtime is gone.
 async fn send_data(writer: Option<&Writer>, data: &Bytes) -> bool {
     match writer {
         Some(writer) if !data.is_empty() => writer.send(data).await,
@@ -309,8 +312,8 @@ async fn until(deadline: Option<Instant>) {
     }
 }
 
-/// Copies SPDY between the messages of the client and the runtime, until one side ends, the client opens no stream within `first`, or
-/// `stop`. The client receives a close frame.
+/// Copies SPDY between the messages of the client and the runtime, until one side ends, the client opens no
+/// stream within `first`, or `stop`. The client receives a close frame.
 pub(crate) async fn tunnel<C, R>(client: C, runtime: R, first: Duration, stop: &CancellationToken)
 where
     C: AsyncRead + AsyncWrite + Unpin,
@@ -405,8 +408,8 @@ mod tests {
         assert_eq!(StreamProtocol::negotiate(Action::Exec, &no_key), StreamProtocol::PassThrough);
     }
 
-    /// Stops a session whose client has read a line of output and then, if there is one, the status of its process. Returns what the
-    /// client reads after that.
+    /// Stops a session whose client has read a line of output and then, if there is one, the status of its
+    /// process. Returns what the client reads after that.
     async fn stopped(status: Option<&[u8]>) -> Vec<Message> {
         let (client, far_client) = tokio::io::duplex(64 << 10);
         let stop = CancellationToken::new();

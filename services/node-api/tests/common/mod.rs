@@ -502,7 +502,8 @@ impl Storage for TwoVolumes {
     }
 }
 
-/// Serves a pod-sync with `pods` pods that pauses before each event of a watch and before each chunk of a list.
+/// Serves a pod-sync with `pods` pods that pauses before each event of a watch and before each chunk of a
+/// list.
 #[allow(dead_code, reason = "each test binary uses a part of this module")]
 pub(crate) async fn serve_slow_podsync(paths: &Paths, pods: usize, pause: Duration) -> DropGuard {
     let stop = CancellationToken::new();

@@ -129,7 +129,8 @@ async fn untrusted_connections_at_their_limit_do_not_exclude_users() {
 
 /// Opens an HTTP/2 client, which answers pings. Also returns the end of its connection.
 ///
-/// The client of hyper 1.12 may fail a request whose answer follows a GOAWAY, even if the frame allows the request.
+/// The client of hyper 1.12 may fail a request whose answer follows a GOAWAY, even if the frame allows the
+/// request.
 async fn http2(api: &Api) -> (SendRequest<Bytes>, JoinHandle<Result<(), h2::Error>>) {
     let (sender, connection) = h2::client::handshake(api.tls(None).await).await.unwrap();
     (sender, quintlet_kit::task::spawn("client", connection))

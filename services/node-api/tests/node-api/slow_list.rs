@@ -10,8 +10,8 @@ use tonic::{Code, Status};
 
 use crate::common::serve_slow_podsync;
 
-/// Calls node-api's client of a pod-sync that has `pods` pods and pauses before it sends each of them. Returns the number of pods that it
-/// gets, or the code of the error, and the time that it takes.
+/// Calls node-api's client of a pod-sync that has `pods` pods and pauses before it sends each of them.
+/// Returns the number of pods that it gets, or the code of the error, and the time that it takes.
 async fn list<T>(
     pods: usize,
     pause: Duration,

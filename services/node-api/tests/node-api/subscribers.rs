@@ -116,7 +116,8 @@ impl Probes for Service {
     }
 }
 
-/// A node-api with a port for the subscriber `watcher` and for `other`, and services with sockets for subscribers.
+/// A node-api with a port for the subscriber `watcher` and for `other`, and services with sockets for
+/// subscribers.
 struct Node {
     address: SocketAddr,
     ca: Ca,
@@ -420,8 +421,8 @@ async fn served(address: SocketAddr) -> Vec<u8> {
     stream.get_ref().1.peer_certificates().unwrap()[0].to_vec()
 }
 
-/// Opens a stream of containers on a connection of its own, with a client of HTTP/2 whose windows have this size. Returns its connection,
-/// too.
+/// Opens a stream of containers on a connection of its own, with a client of HTTP/2 whose windows have this
+/// size. Returns its connection, too.
 async fn watch_with_window(
     node: &Node,
     window: u32,
@@ -471,7 +472,8 @@ async fn an_expired_time_limit_of_a_request_is_reported_as_such() {
     }
 }
 
-/// Stops the node, and returns whether it had to close connections that were still open after the grace period.
+/// Stops the node, and returns whether it had to close connections that were still open after the grace
+/// period.
 async fn stop_with_force(node: &mut Node) -> bool {
     let lines = quintlet_telemetry::Lines::default();
     let log = quintlet_telemetry::capture("test", tracing::Level::INFO, &lines);
@@ -505,7 +507,8 @@ async fn streams_end_with_ok_at_a_stop_and_hold_nothing_up() {
 async fn the_node_api_serves_without_the_port_for_subscribers_until_its_files_are_valid() {
     let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
     let stop = CancellationToken::new();
-    // Nothing listens at this socket. It holds the port against other processes until node-api has it: both may reuse the address.
+    // Nothing listens at this socket. It holds the port against other processes until node-api has it: both
+    // may reuse the address.
     let held = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     held.set_reuse_address(true).unwrap();
     held.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();

@@ -91,8 +91,8 @@ async fn requests_at_the_same_time_share_one_gathering() {
     }
 }
 
-/// Reads a FIFO in the place of a file of cgroupfs, which waits for its other end. The only thread of the runtime has to work meanwhile,
-/// and opens the other end.
+/// Reads a FIFO in the place of a file of cgroupfs, which waits for its other end. The only thread of the
+/// runtime has to work meanwhile, and opens the other end.
 #[tokio::test]
 async fn statistics_are_read_on_a_thread_for_blocking_work() {
     let (api, _runtime) = Api::with_runtime(Limits::default(), OPEN).await;

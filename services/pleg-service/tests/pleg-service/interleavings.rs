@@ -27,7 +27,8 @@ enum Act {
         started: bool,
     },
     Start(u8),
-    /// A start of pod-sync whose command ends before pod-sync observes the container, by this many milliseconds.
+    /// A start of pod-sync whose command ends before pod-sync observes the container, by this many
+    /// milliseconds.
     StartBriefly {
         sandbox: u8,
         before: u8,

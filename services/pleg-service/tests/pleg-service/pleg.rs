@@ -56,8 +56,8 @@ async fn an_exit_is_observed_although_its_hint_precedes_the_state_change() {
     assert_eq!(watch.pods["u1"].containers[0].exit_code, 3);
 }
 
-/// A command that cannot be executed: the container ends before pod-sync observes its start, and the CRI shows it as running for a
-/// while. Events of containerd name no pod, events of the CRI do.
+/// A command that cannot be executed: the container ends before pod-sync observes its start, and the CRI
+/// shows it as running for a while. Events of containerd name no pod, events of the CRI do.
 #[tokio::test(start_paused = true)]
 async fn an_exit_of_a_container_that_was_never_inspected_is_observed() {
     let lag = Duration::from_millis(80);

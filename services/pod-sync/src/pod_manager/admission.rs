@@ -1,4 +1,5 @@
-//! Admits pods beside the others, and makes room for critical pods (`pkg/kubelet/allocation, pkg/kubelet/preemption`).
+//! Admits pods beside the others, and makes room for critical pods
+//! (`pkg/kubelet/allocation, pkg/kubelet/preemption`).
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -76,7 +77,8 @@ impl Admitter {
         Arc::clone(&self.node_read)
     }
 
-    /// Reads the Node for the pending admissions, after the runtime has reported its features if they wait for that.
+    /// Reads the Node for the pending admissions, after the runtime has reported its features if they wait
+    /// for that.
     pub(super) fn read_node(&self, awaits_runtime: bool) {
         let (node, node_read) = (Arc::clone(&self.node), Arc::clone(&self.node_read));
         quintlet_kit::task::spawn("read-node", async move {
@@ -119,9 +121,10 @@ impl Admitter {
         }
     }
 
-    // Returns the pods that hold resources of this node, with the larger of what was allocated to them and what their running
-    // containers have. Pods of records count with `with_unconfirmed`, also before their source has named them. They do not count against a
-    // static pod, as after a restart of a kubelet: the source may be an API server that this static pod is.
+    // Returns the pods that hold resources of this node, with the larger of what was allocated to them and
+    // what their running containers have. Pods of records count with `with_unconfirmed`, also before their
+    // source has named them. They do not count against a static pod, as after a restart of a kubelet: the
+    // source may be an API server that this static pod is.
     fn active(&self, managed: &PodEntries, but: Option<&PodUid>, with_unconfirmed: bool) -> Vec<Arc<Pod>> {
         managed
             .workers()
@@ -157,7 +160,8 @@ impl Admitter {
         }
     }
 
-    // Terminates a victim and then wakes the worker of the pod that needs its resources. `short` are the insufficient resources.
+    // Terminates a victim and then wakes the worker of the pod that needs its resources. `short` are the
+    // insufficient resources.
     fn preempt(&self, victim: &Pod, by: &Pod, short: &[InsufficientResource]) -> Option<Victim> {
         let victim_ref = pods::pod_ref(victim).ok()?;
         let by = pods::pod_ref(by).ok()?.uid;
@@ -198,8 +202,8 @@ impl Admitter {
         Some(Victim { uid, until })
     }
 
-    /// Returns why the resize does not fit beside the other pods now. A critical pod preempts others, and waits for them, unless that is
-    /// left to the scheduler.
+    /// Returns why the resize does not fit beside the other pods now. A critical pod preempts others, and
+    /// waits for them, unless that is left to the scheduler.
     pub(super) fn deferred(
         &self,
         managed: &PodEntries,

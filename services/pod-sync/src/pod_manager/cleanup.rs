@@ -139,7 +139,8 @@ impl Cleanup {
         }
     }
 
-    // Unprepares the claims of pods that are gone, such as those that a force deletion removed during a restart.
+    // Unprepares the claims of pods that are gone, such as those that a force deletion removed during a
+    // restart.
     fn unprepare_claims(&self, held: BTreeSet<String>, known: &HashSet<PodUid>) {
         if held.iter().all(|pod| known.contains(pod.as_str())) {
             return;

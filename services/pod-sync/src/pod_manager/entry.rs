@@ -50,15 +50,16 @@ pub(super) struct PendingAdmission {
 /// How far a pod has come.
 #[derive(Debug, Default)]
 enum Stage {
-    /// No worker: the previous pod with this UID is terminating, the pod is set aside, or an orphan is being removed.
+    /// No worker: the previous pod with this UID is terminating, the pod is set aside, or an orphan is being
+    /// removed.
     #[default]
     WithoutWorker,
     /// Not admitted yet; admission is tried again.
     PendingAdmission(PendingAdmission),
     /// Admitted or rejected; the worker has the pod until nothing of it is left.
     Worker(WorkerHandle),
-    /// A deleted pod of which nothing is left, and which the API server still has, because of a finalizer for example. Its changes
-    /// have no effect (`pkg/kubelet: podWorkers.UpdatePod` of a pod that is finished).
+    /// A deleted pod of which nothing is left, and which the API server still has, because of a finalizer for
+    /// example. Its changes have no effect (`pkg/kubelet: podWorkers.UpdatePod` of a pod that is finished).
     Ended,
 }
 
@@ -72,8 +73,8 @@ pub(super) struct PodEntry {
     pub(super) set_aside: Option<SourceKind>,
     /// The state machine of the workers knows the pod, but a fault came before its worker was made.
     pub(super) is_worker_missing: bool,
-    /// The API server has a pod with this UID while the previous one terminates. It is added afterwards. Other pods of the
-    /// API server without a worker have terminated; the watch may be behind.
+    /// The API server has a pod with this UID while the previous one terminates. It is added afterwards.
+    /// Other pods of the API server without a worker have terminated; the watch may be behind.
     pub(super) is_restart_requested: bool,
 }
 
@@ -229,7 +230,8 @@ impl PodEntries {
         !self.get(uid).is_some_and(PodEntry::is_desired) && !self.is_removing_orphan(uid)
     }
 
-    /// Forgets removals of orphans that have ended, then entries that say nothing any more. Returns whether a removal has ended.
+    /// Forgets removals of orphans that have ended, then entries that say nothing any more. Returns whether a
+    /// removal has ended.
     pub(super) fn prune(&mut self) -> bool {
         let mut has_ended = false;
         self.0.retain(|_, entry| {

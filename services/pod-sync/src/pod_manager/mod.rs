@@ -1,7 +1,9 @@
-//! The sync loop: merges the pods of all sources and keeps one worker per pod (`pkg/kubelet: syncLoop, podManager`).
+//! The sync loop: merges the pods of all sources and keeps one worker per pod
+//! (`pkg/kubelet: syncLoop, podManager`).
 //!
-//! One task owns the [`PodManager`]. Updates of the sources are its only queue; everything else wakes it. Its parts have what they work
-//! with: `Stores` the pods of the sources, `PodEntries` the workers, `Mirrors`, `Admitter`, `Resizes` and `Cleanup`.
+//! One task owns the [`PodManager`]. Updates of the sources are its only queue; everything else wakes it. Its
+//! parts have what they work with: `Stores` the pods of the sources, `PodEntries` the workers, `Mirrors`,
+//! `Admitter`, `Resizes` and `Cleanup`.
 
 mod admission;
 mod cleanup;
@@ -103,7 +105,8 @@ impl PodManager {
         self.heartbeat.clone()
     }
 
-    /// Makes workers for the pods in the records of an earlier run, before any source has delivered a snapshot.
+    /// Makes workers for the pods in the records of an earlier run, before any source has delivered a
+    /// snapshot.
     pub fn restore(&mut self, records: Vec<(PodUid, PodRecord)>) {
         for (uid, record) in records {
             let Some(pod) = record.pod.clone() else {
@@ -230,7 +233,8 @@ impl PodManager {
         self.cleanup.count(&self.pods, self.mirrors.len());
         self.ctx.faults.containment.update_gauge();
         self.retry_set_aside();
-        // A pod is an orphan only if every source has delivered a snapshot and the whole runtime state was read.
+        // A pod is an orphan only if every source has delivered a snapshot and the whole runtime state was
+        // read.
         if !self.stores.is_ready() {
             return;
         }

@@ -1,7 +1,7 @@
 //! Writes the cgroups of QoS classes (`pkg/kubelet/cm: qosContainerManagerImpl`).
 //!
-//! A write may take long: systemd may not answer, and the kernel may hold the lock of all cgroups. So a task writes the newest values, and
-//! the pod manager only publishes them.
+//! A write may take long: systemd may not answer, and the kernel may hold the lock of all cgroups. So a task
+//! writes the newest values, and the pod manager only publishes them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use quintlet_kit::task::{self, blocking};
 use quintlet_kit::timers;
 use tokio::sync::watch;
 
-/// Interval of writes without a change (`pkg/kubelet/cm: periodicQOSCgroupUpdateInterval`). Another process, such as systemd when it
-/// reloads its units, may have changed the values.
+/// Interval of writes without a change (`pkg/kubelet/cm: periodicQOSCgroupUpdateInterval`). Another process,
+/// such as systemd when it reloads its units, may have changed the values.
 const PERIOD: Duration = Duration::from_secs(60);
 
 /// Interval between attempts after a failed write.
@@ -21,7 +21,8 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Writes values to the cgroups. It blocks, and returns the error chain of a failure.
 type Write = dyn Fn(&QosTiers) -> Result<(), String> + Send + Sync;
 
-/// The values that the cgroups of QoS classes should have. The task that writes them ends when this is dropped.
+/// The values that the cgroups of QoS classes should have. The task that writes them ends when this is
+/// dropped.
 #[derive(Debug)]
 pub(super) struct QosCgroups {
     wanted: watch::Sender<Option<QosTiers>>,

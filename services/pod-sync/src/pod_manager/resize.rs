@@ -1,4 +1,5 @@
-//! Allocates resizes: compares desired with allocated resources and admits the change (`pkg/kubelet/allocation`).
+//! Allocates resizes: compares desired with allocated resources and admits the change
+//! (`pkg/kubelet/allocation`).
 
 use std::sync::Arc;
 

@@ -16,7 +16,8 @@ use super::entry::{PendingAdmission, WorkerOrigin};
 use pod_sync_worker::context::{Desired, Victim};
 
 impl PodManager {
-    // The Node may have been labelled for this very pod, while the watch of Nodes is behind the watch of pods.
+    // The Node may have been labelled for this very pod, while the watch of Nodes is behind the watch of
+    // pods.
     pub(super) fn postpone_admission(
         &mut self,
         uid: PodUid,

@@ -66,7 +66,8 @@ impl PodManager {
         let merged = merge(store);
         self.report_ignored(source, &merged.duplicates, &merged.unusable);
         if merged.is_first {
-            // Before the additions: a static pod that was changed while pod-sync was down has a new UID, and needs the ports of the old one.
+            // Before the additions: a static pod that was changed while pod-sync was down has a new UID, and
+            // needs the ports of the old one.
             self.confirm_restored(source);
         }
         for PodChange { op, pod } in merged.changes {
@@ -213,7 +214,8 @@ impl PodManager {
             quiet: is_quiet,
         });
         if self.ctx.control.pod_workers.read(|w| w.is_restart_requested(&uid)) {
-            // The worker of the previous pod ends without the new pod. Without a worker the pod is shown here.
+            // The worker of the previous pod ends without the new pod. Without a worker the pod is shown
+            // here.
             if self.pods.worker(&uid).is_none() {
                 self.show_waiting(&pod_ref, source, &pod, Waiting::PreviousPod);
             }
@@ -259,7 +261,8 @@ impl PodManager {
         self.resizes.compare(&mut self.pods, &uid, &desired);
     }
 
-    // Removes restored pods that are not in the first snapshot of their source: they were removed while pod-sync was down.
+    // Removes restored pods that are not in the first snapshot of their source: they were removed while
+    // pod-sync was down.
     fn confirm_restored(&mut self, source: SourceKind) {
         for (uid, worker) in self.pods.workers_mut().filter(|(_, w)| w.is_unconfirmed()) {
             let origin = worker.desired.borrow().source;

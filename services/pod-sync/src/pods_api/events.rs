@@ -13,7 +13,8 @@ use quintlet_pods_api::v1alpha1::EventType;
 pub(super) struct Watched(BTreeMap<PodUid, Arc<PodView>>);
 
 impl Watched {
-    /// Returns the events after which a watcher has the pods of `now`: the removed pods, then the others by UID.
+    /// Returns the events after which a watcher has the pods of `now`: the removed pods, then the others by
+    /// UID.
     pub(super) fn advance(&mut self, now: Vec<Arc<PodView>>) -> Vec<(EventType, Arc<PodView>)> {
         let now: BTreeMap<_, _> = now.into_iter().map(|view| (view.pod_ref.uid.clone(), view)).collect();
         let removed = self.0.values().filter(|sent| !now.contains_key(&sent.pod_ref.uid));
@@ -51,8 +52,9 @@ pub(super) fn object(kind: EventType, view: &PodView) -> Pod {
     pod
 }
 
-/// Returns a pod with its status. Where pod-sync has not computed one, that of the source says nothing about this node: the pod is
-/// pending unless it has a phase, and not ready (`pkg/kubelet/apis/pods/server.go: getEffectivePodStatus`).
+/// Returns a pod with its status. Where pod-sync has not computed one, that of the source says nothing about
+/// this node: the pod is pending unless it has a phase, and not ready
+/// (`pkg/kubelet/apis/pods/server.go: getEffectivePodStatus`).
 fn whole(view: &PodView) -> Pod {
     let mut pod = view.object();
     if view.status.is_none() {

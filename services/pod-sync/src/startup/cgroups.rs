@@ -26,7 +26,8 @@ impl Agent {
         }
     }
 
-    /// Starts the poll of the runtime, which sets up the cgroups of the node, and the tasks that keep these cgroups.
+    /// Starts the poll of the runtime, which sets up the cgroups of the node, and the tasks that keep these
+    /// cgroups.
     pub(super) fn start_cgroups(
         &self,
         reservations: Vec<EnforcedReservation>,

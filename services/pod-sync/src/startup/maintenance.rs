@@ -1,5 +1,5 @@
-//! Starts the tasks that look after the node: shutdown, image garbage collection, measurements, log rotation, eviction, the kernel's log,
-//! shared CPUs.
+//! Starts the tasks that look after the node: shutdown, image garbage collection, measurements, log rotation,
+//! eviction, the kernel's log, shared CPUs.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -159,7 +159,8 @@ impl Agent {
         self.tasks.spawn("container-logs", logs);
     }
 
-    /// Returns the loop of evictions, which starts after the pods of `records` are restored. Returns `None` if nothing is ever evicted.
+    /// Returns the loop of evictions, which starts after the pods of `records` are restored. Returns `None`
+    /// if nothing is ever evicted.
     pub(crate) fn evictions(
         &self,
         records: &[(PodUid, PodRecord)],

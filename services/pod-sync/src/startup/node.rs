@@ -13,8 +13,8 @@ use crate::node_client::SERVING_COPY;
 use crate::start_refusal::StartRefusal;
 
 impl Agent {
-    /// Starts the reports about the Node object and the watches of the API server. Without an API server, only the pod CIDR of
-    /// the command line is set.
+    /// Starts the reports about the Node object and the watches of the API server. Without an API server,
+    /// only the pod CIDR of the command line is set.
     pub(crate) fn start_node(&self, conditions: &NodeConditions) {
         let ctx = &self.ctx;
         let args = &self.args;
@@ -102,8 +102,8 @@ impl Agent {
         }
     }
 
-    /// Starts the check of the node name. The requests of this process wait for it, and it stops the process if the name is taken.
-    /// Pods of manifests do not wait.
+    /// Starts the check of the node name. The requests of this process wait for it, and it stops the process
+    /// if the name is taken. Pods of manifests do not wait.
     pub(crate) fn start_name_check(&self) {
         let Some(client) = self.api.node_client.clone() else { return };
         let name = self.ctx.node.settings.node_name.clone();

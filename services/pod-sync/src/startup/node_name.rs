@@ -1,4 +1,5 @@
-//! Checks that no agent on another machine uses the name of the node, before anything of this one reaches the API server.
+//! Checks that no agent on another machine uses the name of the node, before anything of this one reaches the
+//! API server.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,7 +20,8 @@ const LEASES: &str = "kube-node-lease";
 const READ_EVERY: Duration = Duration::from_secs(1);
 /// Longest wait for Node and Lease.
 const READ: Duration = Duration::from_secs(5);
-/// Number of reads in a row that the API server may fail before the node starts unchecked: a start never depends on one kind of object.
+/// Number of reads in a row that the API server may fail before the node starts unchecked: a start never
+/// depends on one kind of object.
 const FAILURES: u32 = 3;
 
 /// The check of the node name.

@@ -17,7 +17,8 @@ use crate::admission::{NodeAdmission, NodeConditions};
 use crate::pod_manager::PodManager;
 
 impl Agent {
-    /// Starts the sources. Returns the pod manager and the queue that it reads. Static pods in the records keep their UID.
+    /// Starts the sources. Returns the pod manager and the queue that it reads. Static pods in the records
+    /// keep their UID.
     pub(crate) fn pod_manager(
         &self,
         conditions: NodeConditions,

@@ -98,8 +98,8 @@ impl NodeConfig {
         pod_sync_layout::paths::pod_dir(&self.settings.root_dir, uid)
     }
 
-    /// Whether a pod of the runtime belongs to this node: its sandbox has this node's label, or its directory is below this
-    /// root directory, as of the last list.
+    /// Whether a pod of the runtime belongs to this node: its sandbox has this node's label, or its directory
+    /// is below this root directory, as of the last list.
     #[must_use]
     pub fn is_ours(&self, runtime: &PodRuntime) -> bool {
         let marked = |key: &BTreeMap<String, String>| {
@@ -176,7 +176,8 @@ pub struct PodEnvironment {
 }
 
 impl PodEnvironment {
-    /// Returns the cgroups for the values of a pod's cgroup: without a CPU quota if a container of the pod has exclusive CPUs.
+    /// Returns the cgroups for the values of a pod's cgroup: without a CPU quota if a container of the pod
+    /// has exclusive CPUs.
     #[must_use]
     pub(crate) fn pod_cgroups(&self, uid: &PodUid) -> Cgroups {
         if self.placement.has_exclusive_cpus(uid) {
@@ -252,8 +253,8 @@ impl FaultIsolation {
         }
     }
 
-    /// Runs short work of a pod, unless the pod waits after a fault. A panic is logged, and the pod does not wait: the work is
-    /// repeated periodically.
+    /// Runs short work of a pod, unless the pod waits after a fault. A panic is logged, and the pod does not
+    /// wait: the work is repeated periodically.
     pub fn unless_suspended<T>(&self, uid: &PodUid, work: impl FnOnce() -> T) -> Option<T> {
         self.containment.unless_suspended(uid, work)
     }

@@ -109,7 +109,8 @@ pub(crate) async fn ensure(
             }
             Err(e) => return Err(NoImage::Interrupted(e)),
         }
-        // The same text as for an image that the pod may not use: a pod must not learn which images exist on the node.
+        // The same text as for an image that the pod may not use: a pod must not learn which images exist on
+        // the node.
         if wanted.policy == "Never" {
             let text = format!("Container image {name:?} is not present with pull policy of Never");
             wanted.event(ctx, EventType::Warning, "ErrImageNeverPull", &text);
@@ -251,7 +252,8 @@ enum NotPulled {
     Interrupted(CallError),
 }
 
-// Pulls with each credential in order until one is accepted. The pull is anonymous only if there are no credentials.
+// Pulls with each credential in order until one is accepted. The pull is anonymous only if there are no
+// credentials.
 async fn try_all(ctx: &PullContext, wanted: Wanted<'_>, spec: &cri::ImageSpec) -> Result<Pulled, NotPulled> {
     if !ctx.images.pulls.try_start(ctx.clock.boot()) {
         return Err(NotPulled::Failed("pull QPS exceeded".to_owned()));

@@ -46,8 +46,8 @@ struct Wanted {
     mirror: Option<Arc<Pod>>,
 }
 
-/// Reconciles the mirror of one static pod in a task of its own, since the pod itself does not wait for the API server. The
-/// task ends when the reconciler is dropped.
+/// Reconciles the mirror of one static pod in a task of its own, since the pod itself does not wait for the
+/// API server. The task ends when the reconciler is dropped.
 #[derive(Debug)]
 pub struct MirrorReconciler(watch::Sender<Wanted>);
 
@@ -125,7 +125,8 @@ async fn reconcile(statuses: &Statuses, pod: &Pod, mirror: Option<&Pod>) -> Resu
     statuses.ensure_mirror(&mirror_of(pod)).await
 }
 
-/// Returns the mirror to create: the static pod with its hash as mirror annotation. status-reporter adds the owner reference.
+/// Returns the mirror to create: the static pod with its hash as mirror annotation. status-reporter adds the
+/// owner reference.
 #[must_use]
 pub fn mirror_of(pod: &Pod) -> Pod {
     let mut copy = pod.clone();

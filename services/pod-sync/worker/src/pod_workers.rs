@@ -1,5 +1,5 @@
-//! The state machine of all pod workers ([`PodSyncStatuses`]) behind a lock, and the handles that its effects act on
-//! (`pkg/kubelet/pod_workers.go`).
+//! The state machine of all pod workers ([`PodSyncStatuses`]) behind a lock, and the handles that its effects
+//! act on (`pkg/kubelet/pod_workers.go`).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -46,12 +46,13 @@ pub struct PodWorkers {
     waiter: AtomicU64,
 }
 
-/// Waits of at least this length end in slots of [`SLOT`], so that pods at rest share wake-ups of the process.
+/// Waits of at least this length end in slots of [`SLOT`], so that pods at rest share wake-ups of the
+/// process.
 const SLOTTED_FROM: Duration = Duration::from_secs(60);
 const SLOT: Duration = Duration::from_secs(5);
 
-/// Shortens a long wait so that it ends at a multiple of [`SLOT`] of CLOCK_BOOTTIME. A deadline is not missed: its pass comes earlier and
-/// waits for the rest.
+/// Shortens a long wait so that it ends at a multiple of [`SLOT`] of CLOCK_BOOTTIME. A deadline is not
+/// missed: its pass comes earlier and waits for the rest.
 fn slotted(wait: Duration, now: Duration) -> Duration {
     let past_slot = now.saturating_add(wait).as_millis().checked_rem(SLOT.as_millis()).unwrap_or_default();
     let shorter = wait.saturating_sub(Duration::from_millis(u64::try_from(past_slot).unwrap_or_default()));
@@ -77,8 +78,8 @@ impl PodWorkers {
         }
     }
 
-    /// Feeds one input to the state machine. Wakes workers, cancels syncs and answers callers of [`Self::kill`]; returns the
-    /// other effects.
+    /// Feeds one input to the state machine. Wakes workers, cancels syncs and answers callers of
+    /// [`Self::kill`]; returns the other effects.
     pub fn step(&self, input: Input) -> Vec<Effect> {
         let chance = rand::rng().random_range(0.0..1.0);
         let step = self.workers.lock().step(input, self.clock.boot(), chance);
@@ -173,10 +174,12 @@ impl PodWorkers {
         ask(&self.workers.lock())
     }
 
-    /// Terminates a pod for a reason of the node (eviction, preemption, shutdown) and waits until its containers have stopped.
+    /// Terminates a pod for a reason of the node (eviction, preemption, shutdown) and waits until its
+    /// containers have stopped.
     ///
     /// # Errors
-    /// The containers still run after one and a half times the grace period, and 10 s at least. The termination continues.
+    /// The containers still run after one and a half times the grace period, and 10 s at least. The
+    /// termination continues.
     pub async fn kill(&self, uid: &PodUid, facts: PodFacts, kill: KillPodOptions) -> Result<(), KillTimeout> {
         let (answer, stopped) = oneshot::channel();
         let waiter = self.waiter.fetch_add(1, Ordering::Relaxed);

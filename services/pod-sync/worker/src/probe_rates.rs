@@ -7,7 +7,8 @@ use pod_sync_clients::WorkerWakeups;
 use pod_sync_decisions::probe_period::{FastProbes, GrantedPeriods, RateGrant, RateLimits, RateShares};
 use quintlet_model::ids::PodUid;
 
-/// The shares of all pods. The workers request them, and are woken when there is room for a request that was not granted.
+/// The shares of all pods. The workers request them, and are woken when there is room for a request that was
+/// not granted.
 #[derive(Debug)]
 pub struct ProbeRates {
     shares: Mutex<RateShares>,

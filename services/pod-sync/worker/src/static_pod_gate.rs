@@ -1,7 +1,7 @@
 //! Delays new sandboxes of other pods until the static pods that were admitted earlier have theirs.
 //!
-//! The API server and the network plugin may be static pods. In a kubelet, manifests are read before the API server's first
-//! answer arrives. Here the gate gives the same order.
+//! The API server and the network plugin may be static pods. In a kubelet, manifests are read before the API
+//! server's first answer arrives. Here the gate gives the same order.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -33,7 +33,8 @@ impl StaticPodGate {
         });
     }
 
-    /// Restarts the limit of a static pod that was held up by another service. No effect on a pod that was released.
+    /// Restarts the limit of a static pod that was held up by another service. No effect on a pod that was
+    /// released.
     pub fn extend(&self, uid: &PodUid) {
         self.0.send_if_modified(|waiting| {
             waiting.get_mut(uid).map(|until| *until = deadline_after(Instant::now(), LIMIT)).is_some()

@@ -24,7 +24,8 @@ pub struct Broken {
     /// The result that the kubelet reports with the error: `unknown` or `failure`.
     pub state: &'static str,
     pub error: String,
-    /// Whether to record an event of the pod. False if a service or the runtime is unavailable, which is no fault of the pod.
+    /// Whether to record an event of the pod. False if a service or the runtime is unavailable, which is no
+    /// fault of the pod.
     pub event: bool,
 }
 

@@ -1,12 +1,13 @@
 //! TCP connections of probes: no proxy, error texts of Go.
 //!
-//! The kubelet sets SO_LINGER to 1 s (`pkg/probe: ProbeDialer`), to shorten TIME-WAIT. On Linux a positive time does not change what is
-//! sent, nor TIME-WAIT: close(2) waits for the peer, up to that long. Connections are closed without it, so that a probe needs no
-//! second thread.
+//! The kubelet sets SO_LINGER to 1 s (`pkg/probe: ProbeDialer`), to shorten TIME-WAIT. On Linux a positive
+//! time does not change what is sent, nor TIME-WAIT: close(2) waits for the peer, up to that long.
+//! Connections are closed without it, so that a probe needs no second thread.
 //!
-//! On a connection that begins with a request, Linux sends no segment that only acknowledges: the request acknowledges the handshake,
-//! and the close an answer that arrived whole. Linux acknowledges at once, as by default, as soon as the probe waits for the rest of an
-//! answer: a server with Nagle's algorithm sends the rest only after that.
+//! On a connection that begins with a request, Linux sends no segment that only acknowledges: the request
+//! acknowledges the handshake, and the close an answer that arrived whole. Linux acknowledges at once, as by
+//! default, as soon as the probe waits for the rest of an answer: a server with Nagle's algorithm sends the
+//! rest only after that.
 
 use std::fmt;
 use std::io::{self, IoSlice};

@@ -12,7 +12,8 @@ use super::attempt::{Attempt, Broken, MAX_OUTPUT, go_status};
 use quintlet_model::go_duration;
 use quintlet_model::text::cut;
 
-/// Limit of a call beyond the timeout of the command, which the runtime enforces (`runtimeRequestTimeout` of the kubelet).
+/// Limit of a call beyond the timeout of the command, which the runtime enforces (`runtimeRequestTimeout` of
+/// the kubelet).
 const CALL_MARGIN: Duration = Duration::from_secs(120);
 
 pub(super) async fn probe(
@@ -31,7 +32,8 @@ pub(super) async fn probe(
     let reply = match client.exec(request).await {
         Ok(reply) => reply.into_inner(),
         Err(status) => {
-            // An unavailable proxy or runtime is no event of the pod. A status with a source comes from a broken connection.
+            // An unavailable proxy or runtime is no event of the pod. A status with a source comes from a
+            // broken connection.
             let unavailable =
                 status.code() == Code::Unavailable || std::error::Error::source(&status).is_some();
             let event = !unavailable;

@@ -1,4 +1,5 @@
-//! `grpc.health.v1`, with or without TLS (`pkg/probe/grpc`). Every answer but SERVING, and every error, is a failure.
+//! `grpc.health.v1`, with or without TLS (`pkg/probe/grpc`). Every answer but SERVING, and every error, is a
+//! failure.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -67,7 +68,8 @@ pub(super) async fn probe(host: &str, port: u16, service: &str, tls: bool, timeo
     }
 }
 
-/// Connects once. An address that refuses the connection fails the probe at once, as in kubelet 1.38, with the description of grpc-go.
+/// Connects once. An address that refuses the connection fails the probe at once, as in kubelet 1.38, with
+/// the description of grpc-go.
 async fn connect(host: &str, port: u16, address: &str, tls: bool) -> Result<Channel, String> {
     let scheme = if tls { "https" } else { "http" };
     let origin: Uri =

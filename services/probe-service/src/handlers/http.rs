@@ -1,4 +1,5 @@
-//! HTTP GET (`pkg/probe/http`): a new connection per request, no proxy, no verification of certificates, redirects within the host.
+//! HTTP GET (`pkg/probe/http`): a new connection per request, no proxy, no verification of certificates,
+//! redirects within the host.
 
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
@@ -28,8 +29,8 @@ use crate::target::HttpGet;
 /// Requests of one attempt at most: the tenth redirect is an error.
 const MAX_REQUESTS: usize = 10;
 const TLS_HANDSHAKE: Duration = Duration::from_secs(10);
-/// Largest header of an answer, in bytes. Go reads 10 MiB (`net/http: Transport.MaxResponseHeaderBytes`), which times the probes of a
-/// node is too much memory.
+/// Largest header of an answer, in bytes. Go reads 10 MiB (`net/http: Transport.MaxResponseHeaderBytes`),
+/// which times the probes of a node is too much memory.
 const MAX_HEADER: u32 = 1 << 20;
 /// Most header fields of an answer. hyper has room for all of them on each connection.
 const MAX_HEADERS: usize = 8192;

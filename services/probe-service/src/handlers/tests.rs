@@ -161,7 +161,8 @@ async fn an_answer_over_http2_may_have_more_than_16_kib_of_headers() {
     assert_eq!(http_get(https).await, Attempt::Success("fine".into()));
 }
 
-/// Serves HTTP/2 without TLS. The body has the version, the authority and the header `x-muffins` of the request.
+/// Serves HTTP/2 without TLS. The body has the version, the authority and the header `x-muffins` of the
+/// request.
 async fn serve_h2c() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -568,7 +569,8 @@ async fn a_grpc_probe_succeeds_only_if_the_status_is_serving() {
     }
 }
 
-/// Serves the health protocol over TLS with these application protocols: a proxy in front of a server without TLS.
+/// Serves the health protocol over TLS with these application protocols: a proxy in front of a server without
+/// TLS.
 async fn serve_grpc_tls(protocols: &[&[u8]]) -> u16 {
     let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let behind = server.local_addr().unwrap();

@@ -31,7 +31,8 @@ pub(super) struct Url {
 }
 
 impl Url {
-    /// Returns the URL of a probe. `path` may have a query. A `path` that is no valid reference is escaped as a path.
+    /// Returns the URL of a probe. `path` may have a query. A `path` that is no valid reference is escaped as
+    /// a path.
     pub(super) fn of_probe(tls: bool, host: &str, port: u16, path: &str) -> Self {
         let target = if has_bad_escape(path) { escape(path, b"%?#") } else { escape(before(path, '#'), b"") };
         Self {
@@ -110,7 +111,8 @@ fn split_authority(authority: &str) -> Option<(String, Option<u16>)> {
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
             let (host, rest) = rest.split_once(']')?;
-            // Brackets enclose an IPv6 address with an optional zone, and only a port may follow (`net/url: parseHost`).
+            // Brackets enclose an IPv6 address with an optional zone, and only a port may follow
+            // (`net/url: parseHost`).
             before(host, '%').parse::<std::net::Ipv6Addr>().ok()?;
             (host, if rest.is_empty() { rest } else { rest.strip_prefix(':')? })
         }

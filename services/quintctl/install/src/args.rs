@@ -9,7 +9,8 @@ pub struct InstallArgs {
     /// Run Quintlet as kubelet.service, with the kubelet's command line and files
     #[arg(long)]
     pub replace_kubelet: bool,
-    /// Run Quintlet as a node of its own, with a root directory, ports, a name and a runtime that no kubelet uses
+    /// Run Quintlet as a node of its own, with a root directory, ports, a name and a runtime that no kubelet
+    /// uses
     #[arg(long, requires = "runtime_endpoint")]
     pub beside: bool,
     /// Show the steps and change nothing
@@ -21,7 +22,8 @@ pub struct InstallArgs {
     /// Time limit for the services to become healthy, in seconds; then all is undone
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub timeout: u64,
-    /// Socket of the container runtime. A kubelet stops the pods of others in its runtime, so it must be another one
+    /// Socket of the container runtime. A kubelet stops the pods of others in its runtime, so it must be
+    /// another one
     #[arg(long, value_name = "URL", conflicts_with = "replace_kubelet", help_heading = "Beside a kubelet")]
     pub runtime_endpoint: Option<String>,
     /// Name of the node [default: the host name with -quintlet]
@@ -85,7 +87,8 @@ pub struct UpgradeArgs {
     /// Directory of the programs of Quintlet [default: the directory of quintctl]
     #[arg(long, value_name = "DIR")]
     pub bin_dir: Option<PathBuf>,
-    /// Time limit for the services to become healthy after each restart, in seconds; then all services go back to the old binary
+    /// Time limit for the services to become healthy after each restart, in seconds; then all services go
+    /// back to the old binary
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub timeout: u64,
 }

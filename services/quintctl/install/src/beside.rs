@@ -4,7 +4,8 @@ use crate::args::InstallArgs;
 use crate::machine::Machine;
 use crate::places::BESIDE_RUN_DIR;
 
-/// Returns the command line of a node beside a kubelet. Each directory and port differs from those of a kubelet.
+/// Returns the command line of a node beside a kubelet. Each directory and port differs from those of a
+/// kubelet.
 pub(crate) fn arguments(args: &InstallArgs, machine: &Machine) -> Vec<String> {
     let name = args.node_name.clone().unwrap_or_else(|| format!("{}-quintlet", machine.host_name));
     let mut line = vec![

@@ -72,7 +72,8 @@ pub enum InstallError {
 }
 
 impl InstallError {
-    /// Returns the exit code: 64 for an invalid file or option, 69 for a missing file or another agent, and 1 for other failures.
+    /// Returns the exit code: 64 for an invalid file or option, 69 for a missing file or another agent, and 1
+    /// for other failures.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {

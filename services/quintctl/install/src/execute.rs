@@ -26,7 +26,8 @@ impl<'a> Execution<'a> {
         self.journal.remove(self.machine)
     }
 
-    /// Does the next step and prints it. Returns false after the last one. If the step fails, it and the steps before it are undone.
+    /// Does the next step and prints it. Returns false after the last one. If the step fails, it and the
+    /// steps before it are undone.
     pub(crate) fn advance(&mut self, out: &mut dyn Write) -> Result<bool, InstallError> {
         let Some(step) = self.journal.next().cloned() else { return Ok(false) };
         let number = self.journal.begun().len().saturating_add(1);
@@ -54,10 +55,11 @@ impl<'a> Execution<'a> {
     }
 }
 
-/// Undoes all steps that have begun, the last one first, and removes the journal. Returns the directories that are kept.
+/// Undoes all steps that have begun, the last one first, and removes the journal. Returns the directories
+/// that are kept.
 ///
-/// A step that cannot be undone does not stop the others: a node without an agent is worse than a file that is left. The journal then
-/// stays, for another attempt at all of them.
+/// A step that cannot be undone does not stop the others: a node without an agent is worse than a file that
+/// is left. The journal then stays, for another attempt at all of them.
 pub(crate) fn undo(
     mut journal: Journal,
     machine: &Machine,

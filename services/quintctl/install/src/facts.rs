@@ -198,7 +198,8 @@ fn kubelet_unit(machine: &Machine) -> Result<KubeletUnit, InstallError> {
     }
     let mut command = UnitCommand::parse(texts.iter().map(String::as_str));
     for path in command.environment_files.clone() {
-        // systemd starts the unit without a file that may be missing, and the check names the file that kubeadm writes.
+        // systemd starts the unit without a file that may be missing, and the check names the file that
+        // kubeadm writes.
         if let Ok(text) = std::fs::read_to_string(machine.path(&path)) {
             command.add_file(&text);
         }

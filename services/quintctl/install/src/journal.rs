@@ -1,5 +1,5 @@
-//! The journal of an installation: its steps, and how many of them have begun. It is written before a step begins and after a step is
-//! undone, so that a kill at any time leaves all that has to be undone.
+//! The journal of an installation: its steps, and how many of them have begun. It is written before a step
+//! begins and after a step is undone, so that a kill at any time leaves all that has to be undone.
 
 use std::io;
 use std::path::Path;

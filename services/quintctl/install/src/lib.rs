@@ -1,10 +1,13 @@
-//! `quintctl install`, `quintctl uninstall` and `quintctl upgrade`: puts Quintlet in the place of a kubelet or beside it, and gives the node back.
+//! `quintctl install`, `quintctl uninstall` and `quintctl upgrade`: puts Quintlet in the place of a kubelet
+//! or beside it, and gives the node back.
 //!
-//! `facts` surveys the machine and `refusals` decides whether anything would break. `plan` turns the facts into `steps`, each of
-//! which can be shown, done and undone. `execute` does them, and records each in the `journal` before it begins. A failed step
-//! undoes the steps before it; after a kill, `quintctl uninstall` undoes what the journal has.
+//! `facts` surveys the machine and `refusals` decides whether anything would break. `plan` turns the facts
+//! into `steps`, each of which can be shown, done and undone. `execute` does them, and records each in the
+//! `journal` before it begins. A failed step undoes the steps before it; after a kill, `quintctl uninstall`
+//! undoes what the journal has.
 //!
-//! [`upgrade`] replaces the binary of the running services, one after the other, with steps of the same kind and a journal of its own.
+//! [`upgrade`] replaces the binary of the running services, one after the other, with steps of the same kind
+//! and a journal of its own.
 //!
 //! systemd and the programs of Quintlet are called as commands. All paths are below [`Machine::root`].
 
@@ -46,8 +49,8 @@ mod upgrade_facts;
 /// Shows the steps of an installation and does them, unless `--dry-run` is given.
 ///
 /// # Errors
-/// The installation would break something, or a step failed. In both cases the machine is as before, unless the error says that the
-/// undo failed, too.
+/// The installation would break something, or a step failed. In both cases the machine is as before, unless
+/// the error says that the undo failed, too.
 pub fn install(args: &InstallArgs, machine: &Machine, out: &mut dyn Write) -> Result<(), InstallError> {
     refuse(refusals::before_survey(&facts::basic(machine)))?;
     let plan = if args.replace_kubelet {
@@ -71,10 +74,12 @@ pub fn install(args: &InstallArgs, machine: &Machine, out: &mut dyn Write) -> Re
     )
 }
 
-/// Undoes what [`install`] did, also if it was interrupted. Shows the steps first, and does none with `--dry-run`.
+/// Undoes what [`install`] did, also if it was interrupted. Shows the steps first, and does none with
+/// `--dry-run`.
 ///
 /// # Errors
-/// Nothing is installed, or a step cannot be undone. The remaining steps are undone nevertheless, and another call tries it again.
+/// Nothing is installed, or a step cannot be undone. The remaining steps are undone nevertheless, and another
+/// call tries it again.
 pub fn uninstall(args: &UninstallArgs, machine: &Machine, out: &mut dyn Write) -> Result<(), InstallError> {
     let basic = facts::basic(machine);
     refuse(refusals::before_removal(&basic))?;

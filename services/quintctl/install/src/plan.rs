@@ -15,7 +15,8 @@ use crate::steps::InstallStep;
 /// Directory of the sockets in the place of a kubelet.
 const RUN_DIR: &str = "/run/quintlet";
 
-/// Settings of a unit that runs all services. The values are those of the unit in the package quintlet-kubelet.
+/// Settings of a unit that runs all services. The values are those of the unit in the package
+/// quintlet-kubelet.
 const SERVICE: &str = "\
 # The supervisor stops the services in their order. Pods keep running: their processes are not in this cgroup.
 KillMode=mixed

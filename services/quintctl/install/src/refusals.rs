@@ -140,7 +140,8 @@ pub(crate) fn beside(facts: &MachineFacts) -> Vec<Refusal> {
     refusals
 }
 
-/// Returns the drop-ins that would replace the command line of Quintlet: systemd reads them in the order of their file names.
+/// Returns the drop-ins that would replace the command line of Quintlet: systemd reads them in the order of
+/// their file names.
 fn later_drop_ins(facts: &MachineFacts) -> Vec<Refusal> {
     let name = |path: &std::path::Path| path.file_name().map(std::ffi::OsStr::to_owned);
     let own = name(std::path::Path::new(DROP_IN));

@@ -43,7 +43,8 @@ pub(crate) enum InstallStep {
     Binary { source: PathBuf, dir: PathBuf },
     /// Makes a service run the new binary. The undo makes it run the old one.
     Swap(ServiceSwap),
-    /// Gives the new binary the name of the old one, which is kept under another name. The undo takes the name back.
+    /// Gives the new binary the name of the old one, which is kept under another name. The undo takes the
+    /// name back.
     Promote { dir: PathBuf, links: Vec<String> },
 }
 

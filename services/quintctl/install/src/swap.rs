@@ -1,7 +1,8 @@
 //! The files and restarts of an upgrade.
 //!
-//! Each program in the directory is a link to one binary. During an upgrade there are two binaries, and the link of a service names the
-//! one that the service runs, so that a service that exits in between starts again with the same one.
+//! Each program in the directory is a link to one binary. During an upgrade there are two binaries, and the
+//! link of a service names the one that the service runs, so that a service that exits in between starts
+//! again with the same one.
 
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
@@ -29,7 +30,8 @@ const TEMPORARY: &str = ".quintlet-upgrade";
 
 const MODE: u32 = 0o755;
 
-/// Longest time between the signal to a process and its successor. A service completes its calls first, 5 s at most.
+/// Longest time between the signal to a process and its successor. A service completes its calls first, 5 s
+/// at most.
 const RESTART_SECONDS: u64 = 30;
 const CHECK_PERIOD: Duration = Duration::from_millis(50);
 
@@ -39,7 +41,8 @@ const CHECK_PERIOD: Duration = Duration::from_millis(50);
 pub(crate) enum ServiceRestart {
     /// systemd restarts the unit.
     Unit(String),
-    /// The process that listens on the socket gets SIGTERM, and its supervisor starts another one: `quintctl up` or `kubelet`.
+    /// The process that listens on the socket gets SIGTERM, and its supervisor starts another one:
+    /// `quintctl up` or `kubelet`.
     Process(PathBuf),
 }
 
@@ -84,8 +87,9 @@ impl ServiceRestart {
     }
 }
 
-/// Ends the process that listens on a socket, and waits for the next one. A process that exits again and again, as after the start of a
-/// broken binary, may be in the pause of its supervisor: then only the next one is waited for.
+/// Ends the process that listens on a socket, and waits for the next one. A process that exits again and
+/// again, as after the start of a broken binary, may be in the pause of its supervisor: then only the next
+/// one is waited for.
 fn replace_process(socket: &Path, service: &str) -> Result<(), InstallError> {
     let old = quintlet_agents::socket_owner(socket);
     if let Some(pid) = old {

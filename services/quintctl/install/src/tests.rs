@@ -1,4 +1,5 @@
-//! Installations on a machine of files: a root directory, a procfs, and scripts in the place of systemctl and of Quintlet.
+//! Installations on a machine of files: a root directory, a procfs, and scripts in the place of systemctl and
+//! of Quintlet.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +12,8 @@ use super::*;
 
 const DROP_IN: &str = "/etc/systemd/system/kubelet.service.d/zz-quintlet.conf";
 
-/// Keeps the state of units in files, records what changes it, and fails at the calls whose numbers are in `fail-at`.
+/// Keeps the state of units in files, records what changes it, and fails at the calls whose numbers are in
+/// `fail-at`.
 const SYSTEMCTL: &str = r#"#!/bin/sh
 case $1 in
     show) cat STATE/show; exit ;;

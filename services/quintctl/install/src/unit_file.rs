@@ -1,4 +1,5 @@
-//! The command line of a unit of systemd, from its files. A unit of a kubelet has its arguments in variables of three kinds of files.
+//! The command line of a unit of systemd, from its files. A unit of a kubelet has its arguments in variables
+//! of three kinds of files.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

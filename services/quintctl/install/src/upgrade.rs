@@ -19,12 +19,12 @@ use crate::upgrade_facts::{self, UpgradeFacts};
 const USAGE: u8 = 64;
 const FAILURE: u8 = 1;
 
-/// Shows the steps of an upgrade and does them, unless `--dry-run` is given. Services precede their callers, so that no service calls an
-/// older one that did not run before.
+/// Shows the steps of an upgrade and does them, unless `--dry-run` is given. Services precede their callers,
+/// so that no service calls an older one that did not run before.
 ///
 /// # Errors
-/// The upgrade cannot begin, or a step failed. In both cases all services run the old binary, unless the error says that the way back
-/// failed, too.
+/// The upgrade cannot begin, or a step failed. In both cases all services run the old binary, unless the
+/// error says that the way back failed, too.
 pub fn upgrade(
     args: &UpgradeArgs,
     run_dir: &Path,

@@ -176,7 +176,8 @@ fn services(run_dir: &Path, machine: &Machine) -> Vec<RunningService> {
     all.into_iter().filter_map(service).collect()
 }
 
-/// Checks that a process runs a program of the directory of programs: the upgrade would not change another one.
+/// Checks that a process runs a program of the directory of programs: the upgrade would not change another
+/// one.
 fn check_program(machine: &Machine, pid: u32, process: &Path) -> Result<(), String> {
     let program = std::fs::read_link(process.join("exe"))
         .map_err(|error| format!("the program of pid {pid} cannot be read: {error}"))?;

@@ -1,8 +1,8 @@
 //! Redacts the content of a debug bundle. No I/O.
 //!
 //! - Of an object, only the fields named here are copied.
-//! - From texts, these values are removed: values of Secrets of any length, longer values that a user wrote into a pod, and
-//!   everything in the format of a credential.
+//! - From texts, these values are removed: values of Secrets of any length, longer values that a user wrote
+//!   into a pod, and everything in the format of a credential.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
@@ -15,8 +15,9 @@ use serde_json::{Map, Value, json};
 /// Replaces a removed value.
 const REDACTED: &str = "[redacted]";
 
-/// Length in bytes below which a value is removed only as a whole word, and only if it comes from a Secret. Removing short values
-/// inside words would make every text unreadable, and values such as `1` or `true` elsewhere in a pod are not secret.
+/// Length in bytes below which a value is removed only as a whole word, and only if it comes from a Secret.
+/// Removing short values inside words would make every text unreadable, and values such as `1` or `true`
+/// elsewhere in a pod are not secret.
 const SHORT: usize = 6;
 
 /// Values to remove.
@@ -172,8 +173,8 @@ impl FromSecrets {
         self.names.is_empty() && self.prefixes.is_empty()
     }
 
-    /// Adds the values of these variables in an environment of `NAME=value` to `out`. With `envFrom`, every variable that may come
-    /// from the Secret counts.
+    /// Adds the values of these variables in an environment of `NAME=value` to `out`. With `envFrom`, every
+    /// variable that may come from the Secret counts.
     pub fn values<'a>(&self, environment: impl IntoIterator<Item = &'a str>, out: &mut BTreeSet<String>) {
         for (name, value) in environment.into_iter().filter_map(|entry| entry.split_once('=')) {
             let by_prefix = || {
@@ -190,8 +191,8 @@ impl FromSecrets {
     }
 }
 
-/// Returns whether a variable is one that images or the cluster set in every container. With an empty prefix, it would otherwise
-/// count as a variable of a Secret.
+/// Returns whether a variable is one that images or the cluster set in every container. With an empty prefix,
+/// it would otherwise count as a variable of a Secret.
 fn of_image_or_cluster(name: &str) -> bool {
     matches!(name, "PATH" | "HOME" | "HOSTNAME" | "TERM" | "LANG")
         || ["_SERVICE_HOST", "_SERVICE_PORT", "_PORT"].iter().any(|end| name.ends_with(end))

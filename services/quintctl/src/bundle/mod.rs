@@ -47,8 +47,8 @@ pub struct BundleArgs {
     /// Directory of the services' logs [default: beside the run directory, or /var/log/quintlet]
     #[arg(long, value_name = "DIR")]
     pub log_dir: Option<PathBuf>,
-    /// The node's root directory, whose volumes are read to find secrets to redact [default: beside the run directory, or
-    /// /var/lib/kubelet]
+    /// The node's root directory, whose volumes are read to find secrets to redact
+    /// [default: beside the run directory, or /var/lib/kubelet]
     #[arg(long, value_name = "DIR")]
     pub root_dir: Option<PathBuf>,
 }
@@ -214,7 +214,8 @@ fn logs(dir: &Path) -> io::Result<Vec<(String, String)>> {
     Ok(out)
 }
 
-/// Returns the projected volumes of a pod with a Secret or a private key as a source, as pod UID and volume name.
+/// Returns the projected volumes of a pod with a Secret or a private key as a source, as pod UID and volume
+/// name.
 fn volumes_with_secrets(pod: &Value) -> Vec<(String, String)> {
     let uid = pod.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default();
     let volumes = pod.pointer("/spec/volumes").and_then(Value::as_array).into_iter().flatten();
@@ -228,7 +229,8 @@ fn volumes_with_secrets(pod: &Value) -> Vec<(String, String)> {
     names.map(|name| (uid.to_owned(), name.to_owned())).collect()
 }
 
-/// Adds the values of Secrets in the environments of containers to `out`. The runtime knows the environment of each container.
+/// Adds the values of Secrets in the environments of containers to `out`. The runtime knows the environment
+/// of each container.
 async fn secrets_of_environments(
     paths: &Paths,
     pods: &[Value],
@@ -266,7 +268,8 @@ async fn secrets_of_environments(
     Ok(())
 }
 
-/// Returns the environment from the OCI runtime specification, which containerd and CRI-O include in the verbose status.
+/// Returns the environment from the OCI runtime specification, which containerd and CRI-O include in the
+/// verbose status.
 fn environment(info: &HashMap<String, String>) -> Vec<String> {
     let variables = |text: &String| -> Option<Vec<String>> {
         let info: Value = serde_json::from_str(text).ok()?;
@@ -276,8 +279,9 @@ fn environment(info: &HashMap<String, String>) -> Vec<String> {
     info.get("info").and_then(variables).unwrap_or_default()
 }
 
-/// Adds the content of the volumes of all pods to `values`: the content of secret volumes and of the projected volumes in `mixed`
-/// (pod UID and volume name) as secrets, the content of other projected volumes as suspects.
+/// Adds the content of the volumes of all pods to `values`: the content of secret volumes and of the
+/// projected volumes in `mixed` (pod UID and volume name) as secrets, the content of other projected volumes
+/// as suspects.
 fn secrets_on_disk(root_dir: &Path, mixed: &BTreeSet<(String, String)>, values: &mut Values) {
     for pod in fs::read_dir(root_dir.join("pods")).into_iter().flatten().flatten() {
         let volumes = pod.path().join("volumes");

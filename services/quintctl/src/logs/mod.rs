@@ -1,7 +1,7 @@
 //! `quintctl logs`: prints the log of a container from the CRI log files on this machine.
 //!
-//! With `--follow` the command prints new lines, continues with the next file when the log is rotated or the container restarts,
-//! and ends when the pod is removed or has terminated.
+//! With `--follow` the command prints new lines, continues with the next file when the log is rotated or the
+//! container restarts, and ends when the pod is removed or has terminated.
 
 mod lines;
 
@@ -48,7 +48,8 @@ pub struct LogsArgs {
     /// Print the time of each line
     #[arg(long)]
     pub timestamps: bool,
-    /// Directory of the containers' logs [default: pod-logs beside the run directory if it exists, or /var/log/pods]
+    /// Directory of the containers' logs
+    /// [default: pod-logs beside the run directory if it exists, or /var/log/pods]
     #[arg(long, value_name = "DIR", env = "QUINTLET_POD_LOGS_DIR")]
     pub pod_logs_dir: Option<PathBuf>,
 }
@@ -101,8 +102,8 @@ pub async fn run(args: LogsArgs, paths: &Paths) -> Result<(), Error> {
     }
 }
 
-/// Returns the directory of the containers' logs: `given`, or `pod-logs` beside a run directory of `quintctl up --base`, or
-/// [`POD_LOGS_DIR`].
+/// Returns the directory of the containers' logs: `given`, or `pod-logs` beside a run directory of
+/// `quintctl up --base`, or [`POD_LOGS_DIR`].
 #[must_use]
 pub fn pod_logs_dir(given: Option<PathBuf>, run_dir: &Path) -> PathBuf {
     let beside =
@@ -163,7 +164,8 @@ async fn is_terminated(paths: &Paths, uid: &str) -> bool {
     }
 }
 
-/// Returns `<pod-logs-dir>/<namespace>_<name>_<uid>/<container>` (`pkg/kubelet/kuberuntime: BuildContainerLogsDirectory`).
+/// Returns `<pod-logs-dir>/<namespace>_<name>_<uid>/<container>`
+/// (`pkg/kubelet/kuberuntime: BuildContainerLogsDirectory`).
 #[must_use]
 pub fn container_dir(pod_logs_dir: &Path, pod: &PodView, container: &str) -> PathBuf {
     pod_logs_dir.join(format!("{}_{}_{}", pod.namespace, pod.name, pod.uid)).join(container)
@@ -184,8 +186,8 @@ fn container_names(pod: &Value) -> Vec<&str> {
         .collect()
 }
 
-/// Returns the name of the container: `wanted`, the one that the annotation `kubectl.kubernetes.io/default-container` names, or the
-/// first.
+/// Returns the name of the container: `wanted`, the one that the annotation
+/// `kubectl.kubernetes.io/default-container` names, or the first.
 ///
 /// # Errors
 /// The pod has no such container.
@@ -237,8 +239,8 @@ fn instances(dir: &Path) -> Vec<u32> {
     out
 }
 
-/// Returns the number of the log to read: that of the restart count, or the newest older one while the next instance has no log
-/// yet.
+/// Returns the number of the log to read: that of the restart count, or the newest older one while the next
+/// instance has no log yet.
 #[must_use]
 pub fn choose_instance(existing: &[u32], restarts: u32, previous: bool) -> Option<u32> {
     let newest = existing.iter().copied().filter(|n| *n <= restarts).max().or(existing.last().copied())?;
@@ -315,8 +317,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Prints the new lines of the file and of newer instances. Returns whether a rotation is in progress, which the next read
-    /// must follow after [`LINGER`].
+    /// Prints the new lines of the file and of newer instances. Returns whether a rotation is in progress,
+    /// which the next read must follow after [`LINGER`].
     fn print_new(&mut self, now: Instant) -> Result<bool, Error> {
         // Listed before reading: the last lines of an instance are printed before those of the next one.
         let newer: Vec<u32> =

@@ -1,8 +1,9 @@
 //! The live table of the pods, with a panel for the details of one pod.
 //!
-//! The model computes the screen and the effect of a key, without a terminal. The loop owns the terminal: it draws after each key,
-//! change and second, and restores the terminal at its end and on a panic. A task fetches the content of the open panel; the
-//! content of a panel that was closed meanwhile is dropped. A task of the supervisor kills a service on a key and sends reports.
+//! The model computes the screen and the effect of a key, without a terminal. The loop owns the terminal: it
+//! draws after each key, change and second, and restores the terminal at its end and on a panic. A task
+//! fetches the content of the open panel; the content of a panel that was closed meanwhile is dropped. A task
+//! of the supervisor kills a service on a key and sends reports.
 
 mod model;
 

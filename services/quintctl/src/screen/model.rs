@@ -14,7 +14,8 @@ use crate::pods::{INVALID_MANIFEST, Row, rows, sort};
 use crate::view::View;
 use quintctl_text::{clean, fit, table, wrap};
 
-/// Height in lines below which only the last line of the header is shown, which has the state of the services.
+/// Height in lines below which only the last line of the header is shown, which has the state of the
+/// services.
 const LOW: u16 = 14;
 
 /// Minimum width of the last column, in characters. Dispensable columns are left out to make room for it.
@@ -302,7 +303,8 @@ impl Model {
         (text.to_owned(), Style::new().add_modifier(Modifier::DIM))
     }
 
-    /// Returns the header of the table, and the rows that fit on the screen, with the selected one among them.
+    /// Returns the header of the table, and the rows that fit on the screen, with the selected one among
+    /// them.
     fn table(&self, width: usize) -> (String, Vec<Line<'static>>) {
         if self.rows.is_empty() {
             let text = if self.complete { "no pods" } else { "waiting for pod-sync …" };

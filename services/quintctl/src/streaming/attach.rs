@@ -25,7 +25,8 @@ pub struct AttachArgs {
 /// Runs until the container's process exits, and returns its exit code.
 ///
 /// # Errors
-/// The container does not exist, is not running or has no standard input; a service does not answer; the connection closed.
+/// The container does not exist, is not running or has no standard input; a service does not answer; the
+/// connection closed.
 pub async fn run(args: AttachArgs, paths: &Paths) -> Result<ExitCode, Error> {
     let container = running(&pod(paths, &args.pod).await?, args.container.as_deref())?;
     if args.stdin && !container.stdin {

@@ -1,7 +1,7 @@
 //! `quintctl port-forward`: forwards local ports to ports of a pod.
 //!
-//! Tasks: one per listening port and one per connection. All connections share one connection to the runtime's streaming server,
-//! which is replaced when it is lost.
+//! Tasks: one per listening port and one per connection. All connections share one connection to the
+//! runtime's streaming server, which is replaced when it is lost.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -126,7 +126,8 @@ impl Target {
             .map_err(|e| Error::Streaming(quintctl_text::clean(&quintlet_kit::error_chain(&e))))
     }
 
-    /// Opens the error stream and the data stream of a forwarded connection. A lost shared connection is replaced once.
+    /// Opens the error stream and the data stream of a forwarded connection. A lost shared connection is
+    /// replaced once.
     async fn streams(&self, port: u16) -> Result<(Connection, Stream, Stream), Error> {
         for _ in 0..2 {
             let connection = self.connection().await?;
@@ -167,7 +168,8 @@ async fn accept(listener: TcpListener, port: u16, target: Arc<Target>, messages:
     }
 }
 
-/// Copies bytes in both directions until both sides are closed. Returns the text of the error stream, which is empty on success.
+/// Copies bytes in both directions until both sides are closed. Returns the text of the error stream, which
+/// is empty on success.
 async fn carry(tcp: TcpStream, port: u16, target: &Target) -> Result<String, Error> {
     let (connection, mut error, data) = target.streams(port).await?;
     let (mut read, mut write) = tcp.into_split();

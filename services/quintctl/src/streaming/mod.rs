@@ -1,7 +1,8 @@
 //! `quintctl exec`, `attach` and `port-forward`.
 //!
-//! Cri-proxy's admin socket returns a URL of the runtime's streaming server. The command connects to that server directly, over
-//! SPDY: every runtime supports it, and it can close standard input without the other streams.
+//! Cri-proxy's admin socket returns a URL of the runtime's streaming server. The command connects to that
+//! server directly, over SPDY: every runtime supports it, and it can close standard input without the other
+//! streams.
 
 pub mod attach;
 pub mod exec;

@@ -1,6 +1,8 @@
-//! The session of an exec or attach: connects the streams of a container to those of this process until the container's side ends.
+//! The session of an exec or attach: connects the streams of a container to those of this process until the
+//! container's side ends.
 //!
-//! A thread reads standard input, a task sends it, and another task sends the size of the terminal. They end with this process.
+//! A thread reads standard input, a task sends it, and another task sends the size of the terminal. They end
+//! with this process.
 
 use std::io::{IsTerminal as _, Read as _};
 use std::process::ExitCode;
@@ -75,8 +77,8 @@ pub(super) async fn run(url: &str, wanted: Wanted) -> Result<ExitCode, Error> {
     };
     tokio::pin!(out);
     tokio::pin!(status);
-    // Output and status have separate streams, and either may end last. A process that was left behind may keep the output open,
-    // so that the wait for it after the status is limited.
+    // Output and status have separate streams, and either may end last. A process that was left behind may
+    // keep the output open, so that the wait for it after the status is limited.
     let text = tokio::select! {
         text = &mut status => {
             let _ = tokio::time::timeout(DRAIN, &mut out).await;
@@ -87,7 +89,8 @@ pub(super) async fn run(url: &str, wanted: Wanted) -> Result<ExitCode, Error> {
     exit_code(&text)
 }
 
-/// Converts the text of the error stream to the exit code (`k8s.io/client-go/tools/remotecommand: errorDecoderV4`).
+/// Converts the text of the error stream to the exit code
+/// (`k8s.io/client-go/tools/remotecommand: errorDecoderV4`).
 fn exit_code(text: &[u8]) -> Result<ExitCode, Error> {
     if text.is_empty() {
         return Err(Error::Streaming("the connection closed before the process exited".to_owned()));
@@ -115,8 +118,8 @@ fn exit_code(text: &[u8]) -> Result<ExitCode, Error> {
 }
 
 async fn copy(mut stream: Stream, mut output: impl std::io::Write) {
-    // Each block is flushed, since a terminal shows output as it arrives. A closed output ends the copy, not the container's
-    // process.
+    // Each block is flushed, since a terminal shows output as it arrives. A closed output ends the copy, not
+    // the container's process.
     while let Some(block) = stream.blocks.recv().await {
         if output.write_all(&block).and_then(|()| output.flush()).is_err() {
             return;
@@ -125,7 +128,8 @@ async fn copy(mut stream: Stream, mut output: impl std::io::Write) {
 }
 
 async fn read_stdin(writer: Writer) {
-    // A plain thread: the tokio runtime waits at its end for blocking reads of its own, and this read may never return.
+    // A plain thread: the tokio runtime waits at its end for blocking reads of its own, and this read may
+    // never return.
     let (blocks, mut block) = mpsc::channel::<Vec<u8>>(1);
     std::thread::spawn(move || {
         let mut buffer = vec![0; BLOCK];

@@ -69,8 +69,8 @@ pub struct UpArgs {
     /// Kubeconfig for the API server; without it the node is standalone
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Kubeconfig with a bootstrap token: requests a client certificate if --kubeconfig is missing or has no valid one, and writes
-    /// --kubeconfig
+    /// Kubeconfig with a bootstrap token: requests a client certificate if --kubeconfig is missing or has no
+    /// valid one, and writes --kubeconfig
     #[arg(long, value_name = "FILE", requires = "kubeconfig")]
     pub bootstrap_kubeconfig: Option<PathBuf>,
     /// Name of the node [default: the host name]
@@ -85,7 +85,8 @@ pub struct UpArgs {
     /// CA bundle to verify client certificates of the node API
     #[arg(long, value_name = "FILE")]
     pub client_ca_file: Option<PathBuf>,
-    /// Directory of the node API's self-signed certificate [default: BASE/node-api-pki, or /var/lib/quintlet/pki]
+    /// Directory of the node API's self-signed certificate
+    /// [default: BASE/node-api-pki, or /var/lib/quintlet/pki]
     #[arg(long, value_name = "DIR")]
     pub cert_dir: Option<PathBuf>,
     /// Serving certificate of the node API [default: self-signed]
@@ -94,8 +95,8 @@ pub struct UpArgs {
     /// Private key of the serving certificate; may be readable by root only
     #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
     pub tls_private_key_file: Option<PathBuf>,
-    /// User and group ID of pleg-service if quintctl runs as root; 0 is root. Neither distributions nor systemd assign the default
-    /// IDs, 65529 to 65533
+    /// User and group ID of pleg-service if quintctl runs as root; 0 is root. Neither distributions nor
+    /// systemd assign the default IDs, 65529 to 65533
     #[arg(long, value_name = "UID", default_value_t = 65530, help_heading = "Users")]
     pub pleg_uid: u32,
     /// User and group ID of probe-service if quintctl runs as root; 0 is root
@@ -116,7 +117,8 @@ pub struct UpArgs {
     /// Terminate all pods at the end; without it they keep running
     #[arg(long)]
     pub down: bool,
-    /// Exit when all pods have settled; exit code 1 if a state differs from the annotation quintlet.dev/expect
+    /// Exit when all pods have settled; exit code 1 if a state differs from the annotation
+    /// quintlet.dev/expect
     #[arg(long)]
     pub once: bool,
     /// With --once: time limit for pods to settle, in seconds

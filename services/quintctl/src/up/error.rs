@@ -20,7 +20,8 @@ pub enum UpError {
     /// The kubeconfig cannot be read or copied for a service.
     #[error("failed to copy kubeconfig {}", path.display())]
     Kubeconfig { path: PathBuf, source: io::Error },
-    /// The user of a service cannot enter `dir`, which is an ancestor of `path`. `flag` is the option of the user.
+    /// The user of a service cannot enter `dir`, which is an ancestor of `path`. `flag` is the option of the
+    /// user.
     #[error(
         "{service} runs as uid {uid}, which cannot enter {}, a parent of {}: choose other directories (--run-dir, \
          --bin-dir), permit entering it (chmod o+x), or run the service as root ({flag} 0)",

@@ -1,4 +1,5 @@
-//! Compares the state of pods with the expectations in their manifests (`quintlet.dev/expect`). Only [`read_dir`] does I/O.
+//! Compares the state of pods with the expectations in their manifests (`quintlet.dev/expect`). Only
+//! [`read_dir`] does I/O.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,13 +11,15 @@ use tokio::time::Instant;
 
 use crate::view::View;
 
-/// The annotation. A file that is not a valid manifest has a comment instead: `# quintlet.dev/expect: InvalidManifest`.
+/// The annotation. A file that is not a valid manifest has a comment instead:
+/// `# quintlet.dev/expect: InvalidManifest`.
 const ANNOTATION: &str = "quintlet.dev/expect";
 
 /// The expectation for an invalid manifest.
 const INVALID: &str = "InvalidManifest";
 
-/// Time for which a pod must have the expected state. A pod that will fail or complete may be Ready for a moment.
+/// Time for which a pod must have the expected state. A pod that will fail or complete may be Ready for a
+/// moment.
 const HOLD_TIME: Duration = Duration::from_secs(3);
 
 /// Time after which a pod with another state has settled, if its state has not changed.

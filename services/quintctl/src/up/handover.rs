@@ -1,8 +1,9 @@
-//! Copies files for services that do not run as root: the configuration, the kubeconfig with the files that it names, the client
-//! CA, the serving certificate and its key. The originals may be readable by root only.
+//! Copies files for services that do not run as root: the configuration, the kubeconfig with the files that
+//! it names, the client CA, the serving certificate and its key. The originals may be readable by root only.
 //!
-//! Each service has a directory of copies that belongs to root, that the service may read, and that no other service may enter. A
-//! copy is refreshed when its original changes, since credentials are rotated. No service can write where root writes.
+//! Each service has a directory of copies that belongs to root, that the service may read, and that no other
+//! service may enter. A copy is refreshed when its original changes, since credentials are rotated. No
+//! service can write where root writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -168,8 +169,8 @@ fn conf_files(dir: &Path) -> io::Result<BTreeSet<OsString>> {
     names.map(|path| path.map(PathBuf::into_os_string)).collect()
 }
 
-/// Creates the directory of the node API's self-signed certificate. The owner and mode of an existing directory are kept, since it
-/// may be the kubelet's.
+/// Creates the directory of the node API's self-signed certificate. The owner and mode of an existing
+/// directory are kept, since it may be the kubelet's.
 pub(super) fn prepare_cert_dir(dir: &Path, uid: Option<u32>) -> io::Result<()> {
     if dir.exists() {
         return Ok(());
@@ -177,7 +178,8 @@ pub(super) fn prepare_cert_dir(dir: &Path, uid: Option<u32>) -> io::Result<()> {
     if let Some(parent) = dir.parent() {
         std::fs::create_dir_all(parent)?;
     }
-    // The directory is new and its parent belongs to root: no other user can replace it before the chmod and chown.
+    // The directory is new and its parent belongs to root: no other user can replace it before the chmod and
+    // chown.
     std::fs::create_dir(dir)?;
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700))?;
     uid.map_or(Ok(()), |uid| chown(dir, Some(uid), Some(uid)))

@@ -1,7 +1,7 @@
 //! The header of the live table: the paths of this node and the health of the services.
 //!
-//! A task checks the health of all services every second, and more often while a service is not ok. A running process that does
-//! not answer is not ok.
+//! A task checks the health of all services every second, and more often while a service is not ok. A running
+//! process that does not answer is not ok.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,7 +22,8 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Interval of health checks while a service is not ok, so that its recovery is shown at once.
 const RECOVERY_PERIOD: Duration = Duration::from_millis(200);
 
-/// Age below which a process that does not answer is starting. A start takes milliseconds, on a busy machine seconds.
+/// Age below which a process that does not answer is starting. A start takes milliseconds, on a busy machine
+/// seconds.
 const STARTUP_TIME: Duration = Duration::from_secs(3);
 
 /// The parts of the header that do not change while the services run.

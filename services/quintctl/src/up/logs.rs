@@ -1,9 +1,10 @@
 //! Rotates the services' logs. A restart of the services appends to the existing logs.
 //!
-//! A service keeps its log open and must be able to write it without this process. Therefore a log is not renamed: its content is
-//! copied to `NAME.log.1`, and then the file is truncated. A service takes a shared lock for each line (`write_line` of
-//! quintlet-telemetry). The rotation takes the exclusive lock for the last bytes of the copy, so that no line is lost or split.
-//! Containerd does not lock its log: a line that it writes within those microseconds is lost.
+//! A service keeps its log open and must be able to write it without this process. Therefore a log is not
+//! renamed: its content is copied to `NAME.log.1`, and then the file is truncated. A service takes a shared
+//! lock for each line (`write_line` of quintlet-telemetry). The rotation takes the exclusive lock for the
+//! last bytes of the copy, so that no line is lost or split. Containerd does not lock its log: a line that it
+//! writes within those microseconds is lost.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -21,8 +22,8 @@ use serde_json::json;
 /// Interval of checks of the sizes.
 const CHECK_PERIOD: Duration = Duration::from_secs(1);
 
-/// Attempts to lock a log, a millisecond apart. A service that was stopped by SIGSTOP may hold its lock for long; the next check
-/// retries.
+/// Attempts to lock a log, a millisecond apart. A service that was stopped by SIGSTOP may hold its lock for
+/// long; the next check retries.
 const ATTEMPTS: u32 = 50;
 
 /// The limits of a service's logs.

@@ -33,8 +33,9 @@ pub(super) fn prober_id(process: &str) -> Option<String> {
     Some(format!("probe-{number}"))
 }
 
-/// Returns whether a row of the health overview is about a process. A row of an instance has its ID behind the name of the service. If
-/// `processes` has one instance of probe-service, all instances belong to it, also those that another process supervises.
+/// Returns whether a row of the health overview is about a process. A row of an instance has its ID behind
+/// the name of the service. If `processes` has one instance of probe-service, all instances belong to it,
+/// also those that another process supervises.
 pub(super) fn is_row_of(process: &str, row: &str, processes: &[&str]) -> bool {
     let mut words = row.split(' ');
     let service = words.next();

@@ -107,7 +107,8 @@ pub(super) fn has_node_api(args: &UpArgs) -> bool {
     args.node_api_port != 0 && args.kubeconfig.is_some()
 }
 
-/// Returns the commands of the five services and the node API, if it runs. Without `users` all run as the user of the supervisor.
+/// Returns the commands of the five services and the node API, if it runs. Without `users` all run as the
+/// user of the supervisor.
 pub(super) fn services(
     args: &UpArgs,
     layout: &Layout,
@@ -251,7 +252,8 @@ fn arguments(
             line.flag("--container-logs-dir", &layout.container_logs_dir);
             line.option("--cluster-domain", args.cluster_domain.as_ref());
             if args.private_containerd {
-                // The images were imported and cannot be pulled again, so that image garbage collection is disabled.
+                // The images were imported and cannot be pulled again, so that image garbage collection is
+                // disabled.
                 line.flag("--image-gc-high-threshold", "100");
             }
             if let Some(users) = users.filter(|users| node_api && users.uid(NODE_API) != 0) {

@@ -1,4 +1,5 @@
-//! Records the supervisor's processes on disk, so that the next supervisor can terminate the services of a killed one.
+//! Records the supervisor's processes on disk, so that the next supervisor can terminate the services of a
+//! killed one.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,8 @@ const CHECKS: usize = 150;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Process {
     pid: u32,
-    /// Start time in clock ticks since boot, which distinguishes the process from a later one with the same ID.
+    /// Start time in clock ticks since boot, which distinguishes the process from a later one with the same
+    /// ID.
     started: u64,
 }
 
@@ -34,7 +36,8 @@ pub(super) struct Processes {
 }
 
 impl Processes {
-    /// Locks a directory and terminates the services that an earlier supervisor left running. Returns their names too.
+    /// Locks a directory and terminates the services that an earlier supervisor left running. Returns their
+    /// names too.
     ///
     /// # Errors
     /// Another supervisor holds the lock, or the directory cannot be written.
@@ -79,7 +82,8 @@ impl Processes {
         if self.running.is_empty() {
             let _ = std::fs::remove_file(&self.file);
         } else if let Ok(bytes) = serde_json::to_vec(&self.running) {
-            // Without the file, the next supervisor does not find the services of a killed one. They keep running.
+            // Without the file, the next supervisor does not find the services of a killed one. They keep
+            // running.
             let _ = quintlet_kit::atomic_file::write(&self.file, &bytes, 0o600);
         }
     }

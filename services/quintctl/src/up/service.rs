@@ -56,7 +56,8 @@ pub(super) struct ServiceBinary {
 }
 
 impl ServiceBinary {
-    /// Returns the file of a service in the directory of programs, or `all`, the binary of all programs, if the service has none there.
+    /// Returns the file of a service in the directory of programs, or `all`, the binary of all programs, if
+    /// the service has none there.
     pub(super) fn find(service: &'static str, dir: &Path, all: Option<&Path>) -> Option<Self> {
         let path = dir.join(service);
         if path.is_file() {
@@ -192,8 +193,9 @@ impl Supervised {
         }
     }
 
-    /// Writes the exit note for the next process of the service, and returns the description of the exit. The note has the format
-    /// of SERVICE_RESULT and EXIT_STATUS of systemd.exec(5), since under systemd a unit writes the note.
+    /// Writes the exit note for the next process of the service, and returns the description of the exit. The
+    /// note has the format of SERVICE_RESULT and EXIT_STATUS of systemd.exec(5), since under systemd a unit
+    /// writes the note.
     fn note(&self, ended: std::io::Result<ExitStatus>) -> String {
         let status = match ended {
             Ok(status) => status,

@@ -1,4 +1,5 @@
-//! The user of each service, and the owner, group and mode of the directory of each socket. docs/design/sockets.md has the table.
+//! The user of each service, and the owner, group and mode of the directory of each socket.
+//! docs/design/sockets.md has the table.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -79,7 +80,8 @@ impl Users {
         observers.into_iter().flatten().filter(|uid| *uid != ROOT).collect()
     }
 
-    /// Returns the directories below the run directory with owner, group and mode. Parents precede their children.
+    /// Returns the directories below the run directory with owner, group and mode. Parents precede their
+    /// children.
     fn directories(&self) -> [(&'static str, u32, u32, u32); 22] {
         let Self { pleg, probe, reporter, node_api, watch } = *self;
         [
@@ -108,7 +110,8 @@ impl Users {
         ]
     }
 
-    /// Creates the directories of all sockets. An existing directory gets the owner and mode and keeps its files.
+    /// Creates the directories of all sockets. An existing directory gets the owner and mode and keeps its
+    /// files.
     pub(super) fn prepare(&self, run_dir: &Path) -> io::Result<()> {
         std::fs::create_dir_all(run_dir)?;
         let run = Dir::open(run_dir)?;

@@ -8,8 +8,8 @@ use super::lines::Line;
 use crate::pods::{INVALID_MANIFEST, Row};
 use quintctl_text::clean;
 
-/// Longest time, in nanoseconds, from a lifecycle event to the status that it causes, if all services work. A later status has
-/// another cause.
+/// Longest time, in nanoseconds, from a lifecycle event to the status that it causes, if all services work. A
+/// later status has another cause.
 const FOLLOWS_WITHIN: i64 = 10_000_000_000;
 
 #[derive(Debug, Default)]
@@ -37,8 +37,8 @@ impl Known {
         self.changed = 0;
     }
 
-    /// Records the state of a pod. Returns up to two lines: the status changed, and the API server has it. `event` is the time of
-    /// the pod's newest lifecycle event, nanoseconds since 1970.
+    /// Records the state of a pod. Returns up to two lines: the status changed, and the API server has it.
+    /// `event` is the time of the pod's newest lifecycle event, nanoseconds since 1970.
     pub fn pod(&mut self, pod: &PodView, now: i64, event: Option<i64>) -> Vec<Line> {
         let snapshot = self.seen.is_some();
         if let Some(seen) = &mut self.seen {
@@ -98,8 +98,8 @@ impl Known {
         })
     }
 
-    /// Ends the snapshot. Returns the lines of pods that are not in it, and the number of pods that changed since the previous
-    /// stream.
+    /// Ends the snapshot. Returns the lines of pods that are not in it, and the number of pods that changed
+    /// since the previous stream.
     pub fn end(&mut self, now: i64) -> (Vec<Line>, usize) {
         let Some(seen) = self.seen.take() else { return (Vec::new(), 0) };
         let gone: Vec<String> = self.pods.keys().filter(|uid| !seen.contains(*uid)).cloned().collect();

@@ -26,8 +26,8 @@ pub struct Line {
     pub text: String,
     /// Position in the source's sequence, or a duration: `epoch 7 rev 1182`, `rv 88123`, `0.9ms`.
     pub place: String,
-    /// Nanoseconds since the change that caused this one: from a lifecycle event to the status, from a status to its write to the
-    /// API server.
+    /// Nanoseconds since the change that caused this one: from a lifecycle event to the status, from a status
+    /// to its write to the API server.
     #[serde(rename = "afterNs")]
     pub after: Option<i64>,
     /// UID of the pod; empty for a service.

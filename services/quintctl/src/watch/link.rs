@@ -47,7 +47,8 @@ impl Link {
         Some(service_line(&self.service, format!("{state}: {}", clean(reason))))
     }
 
-    /// Returns the line of a return after a loss. `run` is the process that serves now; `detail` ends the line.
+    /// Returns the line of a return after a loss. `run` is the process that serves now; `detail` ends the
+    /// line.
     pub(super) fn back(&mut self, run: Option<Run>, detail: &str) -> Option<Line> {
         let lost_at = self.lost_at.take();
         let first = !std::mem::replace(&mut self.was_reachable, true);

@@ -1,8 +1,10 @@
-//! `quintctl watch`: prints a line for each change of a pod, each lifecycle event and each probe, as they happen.
+//! `quintctl watch`: prints a line for each change of a pod, each lifecycle event and each probe, as they
+//! happen.
 //!
-//! Tasks: one per stream (pod-sync, pleg-service's events and its records, each instance of probe-service), one per service that
-//! is watched for its health only, and one that scans for new instances of probe-service. All tasks send lines on one channel. A
-//! stream that ends is reopened, and the loss and the return of the service are lines too. The tasks end when the output is closed.
+//! Tasks: one per stream (pod-sync, pleg-service's events and its records, each instance of probe-service),
+//! one per service that is watched for its health only, and one that scans for new instances of
+//! probe-service. All tasks send lines on one channel. A stream that ends is reopened, and the loss and the
+//! return of the service are lines too. The tasks end when the output is closed.
 
 mod known;
 mod lines;
@@ -23,7 +25,8 @@ use crate::out::{Format, print};
 pub use known::Known;
 pub use lines::{Line, lifecycle_line, probe_line, render};
 
-/// Capacity of the channel of lines. If the terminal does not keep up, the streams wait and their services skip states.
+/// Capacity of the channel of lines. If the terminal does not keep up, the streams wait and their services
+/// skip states.
 const LINE_CAPACITY: usize = 256;
 
 /// Show changes as they happen.
@@ -77,7 +80,8 @@ struct Filter {
 }
 
 impl Filter {
-    /// Returns whether to print a line: lines about services always, with `--quiet` no probe that continues to succeed.
+    /// Returns whether to print a line: lines about services always, with `--quiet` no probe that continues
+    /// to succeed.
     fn matches(&mut self, line: &Line) -> bool {
         let continues_to_succeed = match &line.probe {
             Some((probe, true)) => !self.succeeded.insert(probe.clone()),

@@ -1,5 +1,5 @@
-//! Follows pleg-service's records to report the cost of its restart: the duration of the new snapshot and the number of pods that
-//! changed.
+//! Follows pleg-service's records to report the cost of its restart: the duration of the new snapshot and the
+//! number of pods that changed.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

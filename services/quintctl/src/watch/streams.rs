@@ -55,7 +55,8 @@ impl Events {
     }
 }
 
-/// Returns the process that serves the socket, or none if the call fails, since the process ID is only a detail of the line.
+/// Returns the process that serves the socket, or none if the call fails, since the process ID is only a
+/// detail of the line.
 async fn process(peer: &Peer) -> Option<Run> {
     let mut client = DebugClient::new(peer.channel().await.ok()?);
     let build = peer.call(client.build(BuildRequest {})).await.ok()?;
@@ -119,7 +120,8 @@ async fn follow_pods(
     Err(ended(peer))
 }
 
-/// Sends lifecycle events. The follower of pleg-service's records reports the loss and the return of the service.
+/// Sends lifecycle events. The follower of pleg-service's records reports the loss and the return of the
+/// service.
 pub(super) async fn lifecycle(peer: Peer, events: Events, out: mpsc::Sender<Line>) {
     loop {
         if follow_lifecycle(&peer, &events, &out).await.is_ok() || out.is_closed() {
@@ -236,7 +238,8 @@ async fn probes(peer: Peer, out: mpsc::Sender<Line>) {
     again!(peer, link, out, follow_probes(&peer, &mut link, &out, &mut at));
 }
 
-/// Sends the evaluations of an instance. `at` is the cursor of the last evaluation that was sent; a new stream resumes there.
+/// Sends the evaluations of an instance. `at` is the cursor of the last evaluation that was sent; a new
+/// stream resumes there.
 async fn follow_probes(
     peer: &Peer,
     link: &mut Link,

@@ -8,7 +8,8 @@ const SECOND: i64 = 1_000_000_000;
 /// The text of a table cell without a value.
 pub const NOTHING: &str = "–";
 
-/// Returns untrusted text on one line, without control characters, so that it cannot send commands to the terminal.
+/// Returns untrusted text on one line, without control characters, so that it cannot send commands to the
+/// terminal.
 #[must_use]
 pub fn clean(text: &str) -> String {
     let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
@@ -46,8 +47,8 @@ pub fn fit(text: &str, width: usize) -> String {
     out
 }
 
-/// Wraps a line at `width` characters and indents the continuation lines. Returns the line as it is if `width` does not exceed
-/// `indent`.
+/// Wraps a line at `width` characters and indents the continuation lines. Returns the line as it is if
+/// `width` does not exceed `indent`.
 #[must_use]
 pub fn wrap(text: &str, width: usize, indent: usize) -> Vec<String> {
     let chars: Vec<char> = text.chars().collect();

@@ -236,7 +236,8 @@ fn the_command_line_of_kubeadm_starts_the_services() {
     assert_eq!(running.0.wait().unwrap().code(), Some(0));
 }
 
-/// Sockets of services that need no other service to begin. A program that is not the service's makes no such socket.
+/// Sockets of services that need no other service to begin. A program that is not the service's makes no such
+/// socket.
 const SOCKETS: [&str; 4] =
     ["cri/read/cri.sock", "pleg/pleg.sock", "probe/probe-0.sock", "status/status.sock"];
 

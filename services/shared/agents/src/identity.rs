@@ -11,7 +11,8 @@ pub struct NodeIdentity {
 }
 
 impl NodeIdentity {
-    /// Returns the node with a name, in the clusters of a kubeconfig. A kubeconfig that cannot be read has no cluster.
+    /// Returns the node with a name, in the clusters of a kubeconfig. A kubeconfig that cannot be read has no
+    /// cluster.
     #[must_use]
     pub fn new(name: &str, kubeconfig: &Path) -> Self {
         let text = std::fs::read_to_string(kubeconfig).unwrap_or_default();
@@ -38,8 +39,8 @@ impl NodeIdentity {
         Some(Self { name, servers: lines.map(str::to_owned).collect() })
     }
 
-    /// Returns whether the names are equal and the clusters have an API server in common. A node without an API server has no name in a
-    /// cluster, so it is no other node's.
+    /// Returns whether the names are equal and the clusters have an API server in common. A node without an
+    /// API server has no name in a cluster, so it is no other node's.
     pub(crate) fn is_same_node(&self, other: &Self) -> bool {
         self.name == other.name && !self.servers.is_disjoint(&other.servers)
     }

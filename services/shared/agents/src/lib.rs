@@ -1,12 +1,13 @@
 //! Finds the node agent that uses a root directory: a kubelet, or another Quintlet. Only reads.
 //!
-//! - A kubelet is a process named `kubelet` whose root directory is the same directory, which `/proc/PID/root` shows also for a process
-//!   in another mount namespace. Its socket in the root directory shows a kubelet whose process is not visible, for example from a
-//!   container with a PID namespace of its own.
-//! - A Quintlet holds the lock of the root directory, which the kernel releases when the process ends. `/proc/locks` names a holder of
-//!   the same PID namespace.
-//! - An agent of the same node has the same node name and an API server in common ([`NodeIdentity`]): a kubelet by its command line, a
-//!   Quintlet by the text in its lock file.
+//! - A kubelet is a process named `kubelet` whose root directory is the same directory, which
+//!   `/proc/PID/root` shows also for a process in another mount namespace. Its socket in the root directory
+//!   shows a kubelet whose process is not visible, for example from a container with a PID namespace of its
+//!   own.
+//! - A Quintlet holds the lock of the root directory, which the kernel releases when the process ends.
+//!   `/proc/locks` names a holder of the same PID namespace.
+//! - An agent of the same node has the same node name and an API server in common ([`NodeIdentity`]): a
+//!   kubelet by its command line, a Quintlet by the text in its lock file.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
@@ -28,18 +29,19 @@ pub use crate::identity::NodeIdentity;
 /// File in the root directory that pod-sync locks. Its text is a [`NodeIdentity`] while it is locked.
 const LOCK_FILE: &str = "quintlet-owner";
 
-/// Socket that a kubelet serves in its root directory (`pkg/kubelet/kubelet.go: ListenAndServePodResources`). Its other sockets are in the
-/// same place whatever its root directory is.
+/// Socket that a kubelet serves in its root directory (`pkg/kubelet/kubelet.go: ListenAndServePodResources`).
+/// Its other sockets are in the same place whatever its root directory is.
 const KUBELET_SOCKET: &str = "pod-resources/kubelet.sock";
 
 /// Root directory of a kubelet without `--root-dir`.
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
 
-/// Names of binaries of Quintlet. The one of all services also runs under the name `kubelet`, and after an upgrade as `quintlet-next`.
+/// Names of binaries of Quintlet. The one of all services also runs under the name `kubelet`, and after an
+/// upgrade as `quintlet-next`.
 const QUINTLET: [&str; 3] = ["quintlet", "quintlet-next", "pod-sync"];
 
-/// Number of checks for the end of a pod-sync that is exiting: a process that it has just started may hold the lock until it executes its
-/// program.
+/// Number of checks for the end of a pod-sync that is exiting: a process that it has just started may hold
+/// the lock until it executes its program.
 const EXIT_CHECKS: u32 = 40;
 /// Interval of these checks: 2 s in all.
 const EXIT_PERIOD: Duration = Duration::from_millis(50);
@@ -81,7 +83,8 @@ pub struct KubeletProcess {
 }
 
 impl KubeletProcess {
-    /// Returns whether the kubelet's root directory is `root_dir`. A directory that cannot be compared is another one.
+    /// Returns whether the kubelet's root directory is `root_dir`. A directory that cannot be compared is
+    /// another one.
     #[must_use]
     pub fn uses(&self, root_dir: &Path) -> bool {
         let identity = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
@@ -155,7 +158,8 @@ impl ProcessTable {
         pids.into_iter().filter_map(|pid| self.kubelet(pid)).collect()
     }
 
-    /// Returns the agent that uses `root_dir`, a kubelet or another Quintlet. Blocks while a Quintlet may be exiting, 2 s at most.
+    /// Returns the agent that uses `root_dir`, a kubelet or another Quintlet. Blocks while a Quintlet may be
+    /// exiting, 2 s at most.
     #[must_use]
     pub fn agent_of(&self, root_dir: &Path) -> Option<OtherAgent> {
         let root = || root_dir.to_owned();
@@ -170,8 +174,8 @@ impl ProcessTable {
         self.kubelet_of(root_dir).map(|process| OtherAgent::Kubelet { root_dir: root(), process })
     }
 
-    /// Returns another agent on this machine that serves the same node, whatever its root directory is. Blocks while a Quintlet may be
-    /// exiting, 2 s at most.
+    /// Returns another agent on this machine that serves the same node, whatever its root directory is.
+    /// Blocks while a Quintlet may be exiting, 2 s at most.
     #[must_use]
     pub fn agent_of_node(&self, node: &NodeIdentity) -> Option<OtherAgent> {
         let taken = |process| OtherAgent::NodeName { name: node.name().to_owned(), process };
@@ -199,7 +203,8 @@ impl ProcessTable {
         Some(self.process(Some(holder.pid)))
     }
 
-    /// Returns the text of a locked file that is the lock of a root directory, read through the descriptor of its holder.
+    /// Returns the text of a locked file that is the lock of a root directory, read through the descriptor of
+    /// its holder.
     fn lock_text(&self, lock: &FileLock) -> Option<String> {
         let descriptors = std::fs::read_dir(self.proc.join(lock.pid.to_string()).join("fd")).ok()?;
         descriptors.filter_map(Result::ok).map(|entry| entry.path()).find_map(|path| {
@@ -209,7 +214,8 @@ impl ProcessTable {
         })
     }
 
-    /// Returns the node of a kubelet: `--hostname-override`, or the host name if it is the one that this process has.
+    /// Returns the node of a kubelet: `--hostname-override`, or the host name if it is the one that this
+    /// process has.
     fn identity_of(&self, kubelet: &KubeletProcess) -> Option<NodeIdentity> {
         let process = self.proc.join(kubelet.process.pid?.to_string());
         let host_name = || {
@@ -299,7 +305,8 @@ impl ProcessTable {
         Some(line.split_terminator('\0').map(str::to_owned).collect())
     }
 
-    /// Returns whether a process runs the binary of this one. A copy of the binary of all programs may have the name `kubelet` itself.
+    /// Returns whether a process runs the binary of this one. A copy of the binary of all programs may have
+    /// the name `kubelet` itself.
     fn has_own_binary(&self, pid: u32) -> bool {
         let file = |process: &str| {
             let metadata = std::fs::metadata(self.proc.join(process).join("exe")).ok()?;
@@ -309,7 +316,8 @@ impl ProcessTable {
         own.is_some() && file(&pid.to_string()) == own
     }
 
-    /// Returns whether a process runs the binary of all services. The binary of an unreadable process is unknown.
+    /// Returns whether a process runs the binary of all services. The binary of an unreadable process is
+    /// unknown.
     fn is_quintlet(&self, pid: u32) -> bool {
         if self.has_own_binary(pid) {
             return true;
@@ -367,7 +375,8 @@ pub fn socket_owner(socket: &Path) -> Option<u32> {
     listener(socket).flatten()
 }
 
-/// Returns the process that listens on a socket: `Some(None)` if it is in another PID namespace, none if no process listens.
+/// Returns the process that listens on a socket: `Some(None)` if it is in another PID namespace, none if no
+/// process listens.
 fn listener(socket: &Path) -> Option<Option<u32>> {
     let stream = UnixStream::connect(socket).ok()?;
     let peer = getsockopt(&stream, PeerCredentials).ok()?;

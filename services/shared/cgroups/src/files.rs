@@ -140,7 +140,8 @@ pub(super) fn mkdir_below(dir: &Path) -> Result<bool, CgroupError> {
     }
 }
 
-/// Copies CPUs and memory nodes from the parent to an empty cpuset. A new one is empty, and no process can join it.
+/// Copies CPUs and memory nodes from the parent to an empty cpuset. A new one is empty, and no process can
+/// join it.
 pub(super) fn fill_cpuset(dir: &Path) -> Result<(), CgroupError> {
     for file in [CPUS, "cpuset.mems"] {
         let own = dir.join(file);
@@ -170,8 +171,8 @@ pub(super) fn make_v2(root: &Path, group: &Path) -> Result<(), CgroupError> {
     for part in group {
         let has = fs::read_to_string(dir.join("cgroup.controllers")).unwrap_or_default();
         for controller in V2_CONTROLLERS.iter().filter(|c| has.split_whitespace().any(|h| h == **c)) {
-            // Each controller is enabled on its own, so that an unavailable one does not prevent the others. Those missing at the end of
-            // the path are the error.
+            // Each controller is enabled on its own, so that an unavailable one does not prevent the others.
+            // Those missing at the end of the path are the error.
             if let Err(e) = put(&dir.join("cgroup.subtree_control"), &format!("+{controller}")) {
                 tracing::debug!(path = %dir.display(), controller, error = %e, "failed to enable controller for descendants");
             }

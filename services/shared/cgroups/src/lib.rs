@@ -1,13 +1,14 @@
-//! Creates, limits and removes cgroups of pods, v1 and v2, with the cgroupfs and the systemd driver (`pkg/kubelet/cm`), and reads
-//! their statistics ([`stats`]).
+//! Creates, limits and removes cgroups of pods, v1 and v2, with the cgroupfs and the systemd driver
+//! (`pkg/kubelet/cm`), and reads their statistics ([`stats`]).
 //!
-//! The crate writes the control files itself and does not use `cgroups-rs`: that takes the hierarchies from the mount table of
-//! the process, so tests and a second root cannot redirect it, and it fails if a controller is missing, which is usual with
-//! v1. With the systemd driver the cgroups are slices ([`parent_name`]), which systemd starts, limits and stops (`systemd.rs`);
-//! the same values are then written to the files, as in the kubelet.
+//! The crate writes the control files itself and does not use `cgroups-rs`: that takes the hierarchies from
+//! the mount table of the process, so tests and a second root cannot redirect it, and it fails if a
+//! controller is missing, which is usual with v1. With the systemd driver the cgroups are slices
+//! ([`parent_name`]), which systemd starts, limits and stops (`systemd.rs`); the same values are then written
+//! to the files, as in the kubelet.
 //!
-//! All functions block for a short time, except [`Cgroups::remove_by_uid`], which waits for killed processes on a thread of its
-//! own.
+//! All functions block for a short time, except [`Cgroups::remove_by_uid`], which waits for killed processes
+//! on a thread of its own.
 
 // A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -192,9 +193,9 @@ impl Cgroups {
         parent_name(self.driver(), &self.root, qos::qos_class(pod), uid)
     }
 
-    /// Creates `kubepods` and the QoS cgroups, and limits all pods together. Existing cgroups are updated. All pods may use `cpus`,
-    /// which are those of the machine (`pkg/kubelet/cm: getCgroupConfig`): systemd disables the controller `cpuset` in a slice that
-    /// has no CPUs of its own.
+    /// Creates `kubepods` and the QoS cgroups, and limits all pods together. Existing cgroups are updated.
+    /// All pods may use `cpus`, which are those of the machine (`pkg/kubelet/cm: getCgroupConfig`): systemd
+    /// disables the controller `cpuset` in a slice that has no CPUs of its own.
     ///
     /// # Errors
     /// A cgroup cannot be created or written.
@@ -215,8 +216,8 @@ impl Cgroups {
         self.write(&self.below_root(&[KUBEPODS]), &values, None)
     }
 
-    /// Writes the values of the cgroups of QoS classes. A limit of memory below the memory in use becomes the memory in use: it
-    /// prevents growth and ends no process (`pkg/kubelet/cm: retrySetMemoryReserve`).
+    /// Writes the values of the cgroups of QoS classes. A limit of memory below the memory in use becomes the
+    /// memory in use: it prevents growth and ends no process (`pkg/kubelet/cm: retrySetMemoryReserve`).
     ///
     /// # Errors
     /// A cgroup cannot be created or written.
@@ -256,8 +257,8 @@ impl Cgroups {
         text.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// Writes values of an existing cgroup, named as in `systemReservedCgroup`: a path from the root of the hierarchies, or a slice.
-    /// Huge pages are limited to 0 (`pkg/kubelet/cm: enforceExistingCgroup`).
+    /// Writes values of an existing cgroup, named as in `systemReservedCgroup`: a path from the root of the
+    /// hierarchies, or a slice. Huge pages are limited to 0 (`pkg/kubelet/cm: enforceExistingCgroup`).
     ///
     /// # Errors
     /// The cgroup does not exist, lacks a controller, or a value cannot be written.
@@ -306,7 +307,8 @@ impl Cgroups {
         if self.exists(pod, uid) { Ok(()) } else { self.ensure_with_values(pod, uid) }
     }
 
-    /// Like [`Cgroups::ensure`], but also writes the values of an existing cgroup, which may have been created without them.
+    /// Like [`Cgroups::ensure`], but also writes the values of an existing cgroup, which may have been
+    /// created without them.
     ///
     /// # Errors
     /// As for [`Cgroups::ensure`].
@@ -402,7 +404,8 @@ impl Cgroups {
         self.hierarchies.iter().map(|m| m.join(&place)).filter(|d| d.is_dir()).collect()
     }
 
-    /// Sets the least CPU shares for a deleted pod whose volumes still exist (`pkg/kubelet/cm: ReduceCPULimits`).
+    /// Sets the least CPU shares for a deleted pod whose volumes still exist
+    /// (`pkg/kubelet/cm: ReduceCPULimits`).
     ///
     /// # Errors
     /// A value cannot be written.
@@ -417,7 +420,8 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Kills every process of the pod's cgroups of all QoS classes, and removes the cgroups. It is not an error if there are none.
+    /// Kills every process of the pod's cgroups of all QoS classes, and removes the cgroups. It is not an
+    /// error if there are none.
     ///
     /// # Errors
     /// Processes or cgroups remain after all attempts. It may be called again.
@@ -449,7 +453,8 @@ impl Cgroups {
         Ok(())
     }
 
-    // Removes the directories of a cgroup that have no processes and no descendants, which the kernel does at once. Returns the others.
+    // Removes the directories of a cgroup that have no processes and no descendants, which the kernel does at
+    // once. Returns the others.
     fn remove_empty(&self, group: &[String]) -> Vec<PathBuf> {
         let place = self.place(group);
         let dirs = self.hierarchies.iter().map(|mount| mount.join(&place));
@@ -504,8 +509,8 @@ impl Cgroups {
         }
     }
 
-    // Creates a pod's cgroup with the owner's mark. The cgroups above it exist, unless this is the first pod of its QoS class or
-    // someone has removed them, so they are not looked at before that is known.
+    // Creates a pod's cgroup with the owner's mark. The cgroups above it exist, unless this is the first pod
+    // of its QoS class or someone has removed them, so they are not looked at before that is known.
     fn make_pod(&self, group: &[String], class: QosClass) -> Result<(), CgroupError> {
         if self.driver() == CgroupDriver::Systemd || !self.make_below_tier(group)? {
             self.make_tier(class)?;
@@ -516,7 +521,8 @@ impl Cgroups {
         Ok(())
     }
 
-    // Creates a cgroup in each hierarchy, unless it exists. Returns false if the cgroup above it is missing, or lacks a controller.
+    // Creates a cgroup in each hierarchy, unless it exists. Returns false if the cgroup above it is missing,
+    // or lacks a controller.
     fn make_below_tier(&self, group: &[String]) -> Result<bool, CgroupError> {
         let place = self.place(group);
         match &self.layout {
@@ -570,7 +576,8 @@ impl Cgroups {
         Err(CgroupError::Missing { group: format!("/{}", place.display()), missing })
     }
 
-    // The CPUs that a cgroup accepts: with v1 those of its parent only. `None` if there are none, or no controller.
+    // The CPUs that a cgroup accepts: with v1 those of its parent only. `None` if there are none, or no
+    // controller.
     fn accepted_cpus(&self, group: &[String], cpus: &CpuList) -> Option<CpuList> {
         let place = self.place(group);
         let accepted = match &self.layout {
@@ -584,7 +591,8 @@ impl Cgroups {
         (accepted.count() > 0).then_some(accepted)
     }
 
-    /// Writes values. Controllers that are not mounted are skipped. Page sizes without a value get `hugepages`.
+    /// Writes values. Controllers that are not mounted are skipped. Page sizes without a value get
+    /// `hugepages`.
     fn write(&self, group: &[String], values: &PodCgroup, hugepages: Option<i64>) -> Result<(), CgroupError> {
         let cpus = values.cpus.as_ref().and_then(|cpus| self.accepted_cpus(group, cpus));
         let values = &PodCgroup { cpus, ..values.clone() };

@@ -63,7 +63,8 @@ pub(super) fn slice(parts: &[String]) -> String {
     format!("{}.slice", escaped.join("-"))
 }
 
-/// Returns the components of a cgroup of the configuration (`pkg/kubelet/cm: ParseSystemdToCgroupName, ParseCgroupfsToCgroupName`).
+/// Returns the components of a cgroup of the configuration
+/// (`pkg/kubelet/cm: ParseSystemdToCgroupName, ParseCgroupfsToCgroupName`).
 pub(super) fn parse(driver: CgroupDriver, name: &str) -> Vec<String> {
     match driver {
         CgroupDriver::Cgroupfs => below_root(name, &[]),

@@ -9,7 +9,8 @@ const NAME: &str = "trusted.quintlet.owner";
 // Bytes. A longer attribute is not an owner's mark.
 const LONGEST: usize = 512;
 
-/// Marks a cgroup, if it exists. A kernel without such attributes leaves it unmarked, and it never counts as an orphan.
+/// Marks a cgroup, if it exists. A kernel without such attributes leaves it unmarked, and it never counts as
+/// an orphan.
 pub(super) fn set(dir: &Path, owner: &str) {
     let marked = rustix::fs::setxattr(dir, NAME, owner.as_bytes(), XattrFlags::empty());
     if let Err(e) = marked.or_else(|e| if e == Errno::NOENT { Ok(()) } else { Err(e) }) {

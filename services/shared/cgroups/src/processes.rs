@@ -10,7 +10,8 @@ use super::{CgroupError, Cgroups, Layout, io_error, names};
 const ROUNDS: u32 = 10;
 
 impl Cgroups {
-    /// Moves a process into the cgroup `name`, a path from the root of the hierarchies. The cgroup is created if it is missing.
+    /// Moves a process into the cgroup `name`, a path from the root of the hierarchies. The cgroup is created
+    /// if it is missing.
     ///
     /// # Errors
     /// A cgroup cannot be created, or the process cannot be moved.

@@ -1,4 +1,5 @@
-//! Reads the statistics of cgroups: of all pods, of a pod, of a container, v1 and v2, with either driver. Needs no privileges.
+//! Reads the statistics of cgroups: of all pods, of a pod, of a container, v1 and v2, with either driver.
+//! Needs no privileges.
 //!
 //! A file that cannot be read counts as a missing value, since a cgroup may be removed at any time.
 
@@ -101,9 +102,9 @@ impl CgroupStats {
         Some(RootMemory { usage, working_set, rss: stat.get(anonymous).copied() })
     }
 
-    /// Returns the cgroups of containers by their IDs, for containers that are below no cgroup of a pod, as with `cgroupsPerQOS: false`.
-    /// containerd creates them below a cgroup with the name of its namespace. Others are found by the processes in `proc` that this
-    /// process sees.
+    /// Returns the cgroups of containers by their IDs, for containers that are below no cgroup of a pod, as
+    /// with `cgroupsPerQOS: false`. containerd creates them below a cgroup with the name of its namespace.
+    /// Others are found by the processes in `proc` that this process sees.
     #[must_use]
     pub fn of_containers(mount: &Path, proc: &Path, ids: &BTreeSet<&str>) -> BTreeMap<String, Self> {
         let of_containerd = |id: &&str| {
@@ -190,8 +191,8 @@ impl CgroupStats {
         if self.is_v2 { usage_v2(&self.dir("")) } else { usage_v1(&self.dir("memory"), &self.dir("cpuacct")) }
     }
 
-    /// Returns the bytes of memory without inactive file caches. Returns `None` if the usage or the size of these caches is unknown: caches
-    /// that are counted as used make a usage too high.
+    /// Returns the bytes of memory without inactive file caches. Returns `None` if the usage or the size of
+    /// these caches is unknown: caches that are counted as used make a usage too high.
     #[must_use]
     pub fn working_set(&self) -> Option<u64> {
         let dir = self.memory_dir();
@@ -216,7 +217,8 @@ impl CgroupStats {
         number(&self.dir("pids").join("pids.current"))
     }
 
-    /// Returns the text of the pressure file of `cpu`, `memory` or `io`; empty if the kernel has none, as with v1.
+    /// Returns the text of the pressure file of `cpu`, `memory` or `io`; empty if the kernel has none, as
+    /// with v1.
     #[must_use]
     pub fn pressure(&self, resource: &str) -> String {
         if self.is_v2 { text(&self.dir("").join(format!("{resource}.pressure"))) } else { String::new() }

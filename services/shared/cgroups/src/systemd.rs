@@ -1,4 +1,5 @@
-//! Manages slices through systemd's D-Bus interface, as the kubelet does (`github.com/opencontainers/cgroups/systemd`).
+//! Manages slices through systemd's D-Bus interface, as the kubelet does
+//! (`github.com/opencontainers/cgroups/systemd`).
 
 use futures::StreamExt as _;
 use quintlet_model::cpu_list::CpuList;
@@ -103,7 +104,8 @@ impl Systemd {
         if properties.is_empty() { Ok(()) } else { self.run(Action::Set(&properties), unit) }
     }
 
-    // Connects for each call: a slice changes a few times per pod, and a connection that is kept would have to be renewed.
+    // Connects for each call: a slice changes a few times per pod, and a connection that is kept would have
+    // to be renewed.
     fn run(&self, action: Action<'_>, unit: &str) -> Result<(), CgroupError> {
         let work = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -1,4 +1,5 @@
-//! The arguments of a command for the fields of the configuration: values from flags to fields, and from fields to defaults of flags.
+//! The arguments of a command for the fields of the configuration: values from flags to fields, and from
+//! fields to defaults of flags.
 
 use std::ffi::OsString;
 
@@ -20,7 +21,8 @@ pub struct Bound {
     pub id: String,
 }
 
-/// Returns the fields for which a command has arguments. `wanted` filters them by the services that honour them.
+/// Returns the fields for which a command has arguments. `wanted` filters them by the services that honour
+/// them.
 #[must_use]
 pub fn bound(command: &Command, wanted: impl Fn(&[Service]) -> bool) -> Vec<Bound> {
     let rows = Document::ALL.into_iter().flat_map(|d| d.rows().iter().map(move |r| (d, r)));
@@ -47,7 +49,8 @@ pub fn flags(rows: &[Bound], given: &ArgMatches) -> Vec<(Document, &'static Row,
         .collect()
 }
 
-/// Returns the configured values of arguments. Fields that are not set are omitted, so that the argument's own default applies.
+/// Returns the configured values of arguments. Fields that are not set are omitted, so that the argument's
+/// own default applies.
 #[must_use]
 pub fn values<'a>(rows: &'a [Bound], config: &'a Config) -> Vec<(&'a Bound, &'a LocatedValue)> {
     rows.iter()

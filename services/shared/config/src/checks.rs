@@ -85,7 +85,8 @@ pub fn unix_endpoint(text: &str) -> Result<(), InvalidText> {
     if path.starts_with('/') { Ok(()) } else { Err(InvalidText("is not unix:///absolute/path")) }
 }
 
-/// Checks that a text is an absolute, clean path of ASCII characters, as the kubelet requires for `podLogsDir`.
+/// Checks that a text is an absolute, clean path of ASCII characters, as the kubelet requires for
+/// `podLogsDir`.
 pub fn clean_path(text: &str) -> Result<(), InvalidText> {
     let clean = text == "/"
         || text.strip_prefix('/').is_some_and(|rest| rest.split('/').all(|p| !matches!(p, "" | "." | "..")));

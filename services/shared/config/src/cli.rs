@@ -1,7 +1,7 @@
 //! Combines configuration files with the command line of a service.
 //!
-//! Each field that a service honours has a flag. The value from the files becomes the flag's default, so a given flag takes
-//! precedence, and the service only reads its arguments.
+//! Each field that a service honours has a flag. The value from the files becomes the flag's default, so a
+//! given flag takes precedence, and the service only reads its arguments.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -23,7 +23,8 @@ use crate::unsupported_flags;
 /// Arguments of every service that locate the configuration.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ConfigArgs {
-    /// Configuration file: a KubeletConfiguration and, as a second document, a QuintletConfiguration. Flags take precedence.
+    /// Configuration file: a KubeletConfiguration and, as a second document, a QuintletConfiguration. Flags
+    /// take precedence.
     #[arg(long, value_name = "FILE", help_heading = "Configuration")]
     pub config: Option<PathBuf>,
     /// Directory of drop-in files *.conf, applied in lexical order: maps are merged, lists are replaced.
@@ -65,7 +66,8 @@ impl<T> Loaded<T> {
         Ok(self)
     }
 
-    /// Logs warnings about the configuration and publishes it on debug.v1. Call it once per process, after logging is set up.
+    /// Logs warnings about the configuration and publishes it on debug.v1. Call it once per process, after
+    /// logging is set up.
     pub fn publish(&self) {
         let is_ours = |row: &Row| row.services().contains(&self.service);
         let ours = crate::json::document(&self.config, Document::Kubelet, is_ours);
@@ -85,7 +87,8 @@ impl<T> Loaded<T> {
 
 /// Parses the command line and the configuration that it names.
 ///
-/// Exits the process with code 64 after printing all errors, and with 0 for `--help`, `--version` and `--print-config`.
+/// Exits the process with code 64 after printing all errors, and with 0 for `--help`, `--version` and
+/// `--print-config`.
 #[must_use]
 pub fn parse<T: Parser>(service: Service) -> Loaded<T> {
     match read(service, std::env::args_os().collect()) {
@@ -198,7 +201,8 @@ pub fn pair(text: &str) -> Result<(String, String), InvalidPair> {
     }
 }
 
-/// Returns an error for each value from a file that its argument rejects. Returns `None` if no value from a file is rejected.
+/// Returns an error for each value from a file that its argument rejects. Returns `None` if no value from a
+/// file is rejected.
 fn rejected_values(command: &Command, values: &[(&Bound, &LocatedValue)]) -> Option<Vec<Diagnostic>> {
     let program = command.get_name().to_owned();
     let diagnostics: Vec<Diagnostic> = values

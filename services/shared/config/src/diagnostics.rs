@@ -76,7 +76,8 @@ impl Diagnostic {
     }
 }
 
-/// Formats all diagnostics with a block per file: errors by line, then warnings by line. The text ends with a newline.
+/// Formats all diagnostics with a block per file: errors by line, then warnings by line. The text ends with a
+/// newline.
 #[must_use]
 pub fn render(diagnostics: &[Diagnostic]) -> String {
     let mut sources: Vec<String> = Vec::new();

@@ -7,7 +7,8 @@ use crate::node::{Data, LocatedValue};
 use crate::print::MASKED;
 use crate::table::{Document, Row, Service};
 
-/// Returns the fields of a document that `wanted` selects, with its version and kind. Secret values are masked.
+/// Returns the fields of a document that `wanted` selects, with its version and kind. Secret values are
+/// masked.
 #[must_use]
 pub fn document(config: &Config, document: Document, wanted: impl Fn(&Row) -> bool) -> Value {
     let mut out = json!({"apiVersion": document.api_version(), "kind": document.kind()});

@@ -24,7 +24,8 @@ pub enum Kind {
     Word(&'static [&'static str]),
     /// A duration between a minimum and a maximum in nanoseconds, both inclusive.
     Duration(i64, i64),
-    /// A duration, or a whole number of nanoseconds, as in the logging fields (`k8s.io/component-base/logs/api/v1: TimeOrMetaDuration`).
+    /// A duration, or a whole number of nanoseconds, as in the logging fields
+    /// (`k8s.io/component-base/logs/api/v1: TimeOrMetaDuration`).
     DurationOrNanos,
     /// A sequence of values of one type.
     List(&'static Kind),
@@ -178,7 +179,8 @@ impl Kind {
         }
     }
 
-    /// Returns whether the kubelet treats a value as "not set" in a field that is not a pointer: zero or empty.
+    /// Returns whether the kubelet treats a value as "not set" in a field that is not a pointer: zero or
+    /// empty.
     #[must_use]
     pub fn is_zero(&self, node: &LocatedValue) -> bool {
         match (self, &node.data) {
@@ -258,7 +260,8 @@ impl Kind {
         }
     }
 
-    /// Converts the occurrences of a flag to a value. Invalid values remain text, so that [`Kind::check`] reports them.
+    /// Converts the occurrences of a flag to a value. Invalid values remain text, so that [`Kind::check`]
+    /// reports them.
     #[must_use]
     pub fn from_flag(&self, given: &[String], flag: &str) -> LocatedValue {
         let origin = Origin::Flag(flag.into());

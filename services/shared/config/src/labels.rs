@@ -6,7 +6,8 @@ const NAME_MAX: usize = 63;
 /// Longest prefix in bytes.
 const PREFIX_MAX: usize = 253;
 
-/// Labels below `kubernetes.io` that a node may set on itself, besides those with the two prefixes reserved for the kubelet.
+/// Labels below `kubernetes.io` that a node may set on itself, besides those with the two prefixes reserved
+/// for the kubelet.
 const KNOWN: [&str; 11] = [
     "kubernetes.io/hostname",
     "kubernetes.io/os",
@@ -21,7 +22,8 @@ const KNOWN: [&str; 11] = [
     "failure-domain.beta.kubernetes.io/region",
 ];
 
-/// Returns the reason why a node may not set a label on itself, if any. The API server would reject the whole Node object.
+/// Returns the reason why a node may not set a label on itself, if any. The API server would reject the whole
+/// Node object.
 #[must_use]
 pub fn problem(key: &str, value: &str) -> Option<&'static str> {
     let (prefix, name) = key.rsplit_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));

@@ -1,7 +1,8 @@
 //! Reads configuration files, merges them with flags and checks the result.
 //!
-//! Precedence is that of the kubelet: defaults, then the file, then the drop-ins in lexical order (JSON merge patches), then
-//! flags. A configuration with an error is rejected as a whole, and all errors are reported together.
+//! Precedence is that of the kubelet: defaults, then the file, then the drop-ins in lexical order (JSON merge
+//! patches), then flags. A configuration with an error is rejected as a whole, and all errors are reported
+//! together.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -233,7 +234,8 @@ fn check(row: &Row, value: &LocatedValue, out: &mut Vec<Diagnostic>) {
     }
 }
 
-/// Returns whether a value is set explicitly. In a file, zero stands for the default; as in the kubelet, the zero of a flag does not.
+/// Returns whether a value is set explicitly. In a file, zero stands for the default; as in the kubelet, the
+/// zero of a flag does not.
 fn counts(row: &Row, value: &LocatedValue) -> bool {
     let by_flag = matches!(value.origin, Origin::Flag(_)) && value.text() != Some("");
     row.zero_counts || by_flag || !row.kind.is_zero(value)
@@ -377,8 +379,8 @@ fn set_derived_defaults(config: &mut Config) {
     }
 }
 
-/// Sets the fields whose default differs with a file: the kubelet's rules for the machine apply only where a KubeletConfiguration
-/// was written for it.
+/// Sets the fields whose default differs with a file: the kubelet's rules for the machine apply only where a
+/// KubeletConfiguration was written for it.
 fn set_defaults_of_files(config: &mut Config) {
     let origin = Origin::Follows("KubeletConfiguration");
     for (document, field) in [

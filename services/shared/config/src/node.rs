@@ -146,7 +146,8 @@ impl LocatedValue {
         }
     }
 
-    /// Applies a JSON merge patch (RFC 7386): maps are merged, null removes a key, and any other value replaces the existing one.
+    /// Applies a JSON merge patch (RFC 7386): maps are merged, null removes a key, and any other value
+    /// replaces the existing one.
     pub fn merge(&mut self, patch: LocatedValue) {
         let Data::Map(changes) = patch.data else {
             *self = patch;

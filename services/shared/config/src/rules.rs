@@ -1,5 +1,5 @@
-//! Rules between fields (`pkg/kubelet/apis/config/validation: ValidateKubeletConfiguration`). Each field was checked by itself
-//! before.
+//! Rules between fields (`pkg/kubelet/apis/config/validation: ValidateKubeletConfiguration`). Each field was
+//! checked by itself before.
 
 mod resources;
 mod view;
@@ -114,8 +114,8 @@ fn server(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     }
 }
 
-/// Checks cipher suites and curves. Those that this server does not support are skipped with a warning. An unknown name, and a
-/// list without a supported entry, are errors.
+/// Checks cipher suites and curves. Those that this server does not support are skipped with a warning. An
+/// unknown name, and a list without a supported entry, are errors.
 fn tls(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     use crate::tls::{SUITES, Support, group, suite};
     let suite = |n: &LocatedValue| n.text().map_or(Support::Unknown, suite);

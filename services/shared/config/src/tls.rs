@@ -1,5 +1,5 @@
-//! Cipher suites and key exchange groups of Go's `crypto/tls`, and which of them this server supports. It supports no insecure
-//! suites, and always offers all suites of TLS 1.3.
+//! Cipher suites and key exchange groups of Go's `crypto/tls`, and which of them this server supports. It
+//! supports no insecure suites, and always offers all suites of TLS 1.3.
 
 /// Whether this server supports a cipher suite or a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,8 @@
-//! Flags of the kubelet that a service does not support, but that a unit file written for a kubelet may contain.
+//! Flags of the kubelet that a service does not support, but that a unit file written for a kubelet may
+//! contain.
 //!
-//! They are hidden arguments of every command. A flag for a field without an effect sets that field, and the configuration
-//! warns about it. A refused flag is an error with a reason.
+//! They are hidden arguments of every command. A flag for a field without an effect sets that field, and the
+//! configuration warns about it. A refused flag is an error with a reason.
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -75,7 +76,8 @@ impl UnsupportedFlags {
     }
 }
 
-/// Returns whether a flag is given with a value. A flag with an empty value, such as `--lock-file=`, has no effect.
+/// Returns whether a flag is given with a value. A flag with an empty value, such as `--lock-file=`, has no
+/// effect.
 fn is_given(given: &ArgMatches, name: &str) -> bool {
     given.value_source(name) == Some(ValueSource::CommandLine)
         && given.get_raw(name).into_iter().flatten().any(|value| !value.is_empty())

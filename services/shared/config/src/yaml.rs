@@ -1,4 +1,5 @@
-//! Parses YAML, and thus JSON, to [`LocatedValue`]s with line numbers. granit-parser produces events, from which this module builds trees.
+//! Parses YAML, and thus JSON, to [`LocatedValue`]s with line numbers. granit-parser produces events, from
+//! which this module builds trees.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -31,7 +32,8 @@ pub fn documents(text: &str, file: &Arc<Path>) -> (Vec<LocatedValue>, Vec<Diagno
                 let line = error.marker().line().max(1);
                 builder.diagnostic(line, &error.info().to_string());
                 builder.doc = Doc::default();
-                // Parsing continues after an invalid document, so that the errors of later documents are reported, too.
+                // Parsing continues after an invalid document, so that the errors of later documents are
+                // reported, too.
                 match parser.proceed_next_document() {
                     Ok(true) => Step::On,
                     Ok(false) | Err(_) => Step::Stop,
@@ -205,7 +207,8 @@ impl Builder<'_> {
 
     /// Adds a complete value to its parent.
     ///
-    /// `nodes` is the number of values that it contains, `fresh` the number of those that were not counted before.
+    /// `nodes` is the number of values that it contains, `fresh` the number of those that were not counted
+    /// before.
     fn complete(&mut self, node: LocatedValue, anchor: usize, nodes: usize, fresh: usize) -> Step {
         self.nodes = self.nodes.saturating_add(fresh);
         if self.nodes > MAX_NODES {
@@ -228,7 +231,8 @@ impl Builder<'_> {
             Data::Map(entries) => {
                 if let Some((key, line)) = open.key.take() {
                     let origin = Origin::File(Arc::clone(self.file), line);
-                    // A duplicate key keeps its first value. It was reported as an error, so the file is not used.
+                    // A duplicate key keeps its first value. It was reported as an error, so the file is not
+                    // used.
                     if open.keys.len() > entries.len() {
                         entries.push(MapEntry { key, origin, value: node });
                     }

@@ -1,7 +1,8 @@
-//! The Container Runtime Interface (CRI) of Kubernetes 1.37: the contract between a node agent and a container runtime.
+//! The Container Runtime Interface (CRI) of Kubernetes 1.37: the contract between a node agent and a
+//! container runtime.
 //!
-//! The files below `proto` have the names and field numbers of the public contract. A runtime of an older version ignores fields
-//! that it does not know, and answers UNIMPLEMENTED to methods that it does not have.
+//! The files below `proto` have the names and field numbers of the public contract. A runtime of an older
+//! version ignores fields that it does not know, and answers UNIMPLEMENTED to methods that it does not have.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, clippy::all, unreachable_pub, deprecated)]

@@ -61,7 +61,8 @@ impl Decoder {
         self.skipped
     }
 
-    /// Appends the output of the complete lines in `bytes` to `out`. An incomplete last line is kept for the next call.
+    /// Appends the output of the complete lines in `bytes` to `out`. An incomplete last line is kept for the
+    /// next call.
     ///
     /// # Errors
     /// The first line of the file has an unknown format.

@@ -1,11 +1,11 @@
 //! Follows a log file through rotations.
 //!
-//! A rotation renames the file, and then the runtime creates a new one. For a moment the runtime still writes to the old file. Later
-//! rotations compress and delete rotated files. A follower finds the files between its open file and the newest one by their names,
-//! which are times.
+//! A rotation renames the file, and then the runtime creates a new one. For a moment the runtime still writes
+//! to the old file. Later rotations compress and delete rotated files. A follower finds the files between its
+//! open file and the newest one by their names, which are times.
 //!
-//! All files are opened beneath the directory of the log and never through a link: a process that can write to the directory cannot
-//! redirect a read to another file. All calls block on the disk.
+//! All files are opened beneath the directory of the log and never through a link: a process that can write
+//! to the directory cannot redirect a read to another file. All calls block on the disk.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
@@ -50,7 +50,8 @@ pub struct Followed {
     file: File,
     inode: u64,
     position: u64,
-    /// Rotated files that existed when this file was opened, and are older. Without the suffix of compressed files.
+    /// Rotated files that existed when this file was opened, and are older. Without the suffix of compressed
+    /// files.
     older: BTreeSet<String>,
     /// Time at which another file was found under this name.
     replaced: Option<Instant>,
@@ -83,7 +84,8 @@ impl Read for Rotated {
 }
 
 impl Followed {
-    /// Opens a file at its beginning, or at the beginning of its last `tail` lines. The path of its directory is trusted.
+    /// Opens a file at its beginning, or at the beginning of its last `tail` lines. The path of its directory
+    /// is trusted.
     ///
     /// # Errors
     /// The file cannot be opened or read, or it is not regular.
@@ -92,7 +94,8 @@ impl Followed {
         Self::open_in(Arc::new(Dir::open(parent)?), file_name(path)?, tail)
     }
 
-    /// Like [`Self::open`], for an untrusted path. The path is resolved beneath `root`, and no link is followed.
+    /// Like [`Self::open`], for an untrusted path. The path is resolved beneath `root`, and no link is
+    /// followed.
     ///
     /// # Errors
     /// As [`Self::open`], and the path leaves `root` or contains a link.

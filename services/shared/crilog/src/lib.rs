@@ -1,7 +1,9 @@
-//! Reads container logs on disk: splits lines, decodes entries, finds the last lines, and follows a file through rotations.
+//! Reads container logs on disk: splits lines, decodes entries, finds the last lines, and follows a file
+//! through rotations.
 //!
-//! A CRI runtime writes `<time> <stdout|stderr> <tags> <text>\n`, where the tag `P` says that the text continues in the next line.
-//! Docker's JSON lines are supported, too. Everything works on bytes, since the output of a container need not be text.
+//! A CRI runtime writes `<time> <stdout|stderr> <tags> <text>\n`, where the tag `P` says that the text
+//! continues in the next line. Docker's JSON lines are supported, too. Everything works on bytes, since the
+//! output of a container need not be text.
 //!
 //! ```
 //! use quintlet_crilog::{Decoder, Options, Stream};

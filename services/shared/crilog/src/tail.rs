@@ -5,7 +5,8 @@ use std::io::{Read, Seek, SeekFrom};
 /// Bytes of one read from the end of a file.
 const BLOCK: u64 = 64 << 10;
 
-/// Returns the position of the last `lines` lines of a file. With 0 lines, returns the position of an incomplete last line.
+/// Returns the position of the last `lines` lines of a file. With 0 lines, returns the position of an
+/// incomplete last line.
 ///
 /// # Errors
 /// The file cannot be read.

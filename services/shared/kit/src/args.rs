@@ -24,18 +24,20 @@ pub struct CommonArgs {
     /// Log level as a tracing filter: `info`, `debug`, `info,pod_sync=debug`.
     #[arg(long, default_value = "info", value_name = "FILTER")]
     pub log_level: String,
-    /// OTLP endpoint for traces, e.g. http://127.0.0.1:4317. Without it and OTEL_EXPORTER_OTLP_ENDPOINT, spans are kept in memory only.
+    /// OTLP endpoint for traces, e.g. http://127.0.0.1:4317. Without it and OTEL_EXPORTER_OTLP_ENDPOINT,
+    /// spans are kept in memory only.
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<String>,
-    /// Number of a million traces to export. A trace that another service or the API server began goes by their decision.
-    /// Default: all
+    /// Number of a million traces to export. A trace that another service or the API server began goes by
+    /// their decision. Default: all
     #[arg(long, value_parser = clap::value_parser!(u32).range(..=i64::from(ALL_TRACES)), value_name = "N")]
     pub sampling_rate_per_million: Option<u32>,
-    /// Address that serves Prometheus metrics over HTTP at /metrics, e.g. 127.0.0.1:9101. Without it, only the socket serves them.
+    /// Address that serves Prometheus metrics over HTTP at /metrics, e.g. 127.0.0.1:9101. Without it, only
+    /// the socket serves them.
     #[arg(long, value_name = "ADDR")]
     pub metrics_listen: Option<SocketAddr>,
-    /// User, by name or number, that may only read health and metrics from this service. May be repeated. Root and the
-    /// process's own user always have access. cri-proxy has --allow-uid instead.
+    /// User, by name or number, that may only read health and metrics from this service. May be repeated.
+    /// Root and the process's own user always have access. cri-proxy has --allow-uid instead.
     #[arg(long, value_name = "USER", value_parser = user_id)]
     pub observer_uid: Vec<u32>,
 }
@@ -82,14 +84,16 @@ impl NodeArgs {
 /// Users that may subscribe to what a service publishes for programs that are not part of Quintlet.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct SubscriberArgs {
-    /// User, by name or number, that may subscribe at the service's socket below RUN_DIR/subscribe. May be repeated. Without a user,
-    /// a group and an address for subscribers there is no such socket.
+    /// User, by name or number, that may subscribe at the service's socket below RUN_DIR/subscribe. May be
+    /// repeated. Without a user, a group and an address for subscribers there is no such socket.
     #[arg(long, value_name = "USER", value_parser = user_id)]
     pub subscriber_uid: Vec<u32>,
-    /// Group, by name or number, whose members may subscribe: processes with it as their group. May be repeated.
+    /// Group, by name or number, whose members may subscribe: processes with it as their group. May be
+    /// repeated.
     #[arg(long, value_name = "GROUP", value_parser = group_id)]
     pub subscriber_gid: Vec<u32>,
-    /// Address at which node-api serves subscribers over TCP. For them, the user of --subscriber-relay-uid may subscribe at the socket.
+    /// Address at which node-api serves subscribers over TCP. For them, the user of --subscriber-relay-uid
+    /// may subscribe at the socket.
     #[arg(long, value_name = "ADDR")]
     pub subscriber_listen: Option<SocketAddr>,
     /// User of node-api, by name or number.
@@ -112,7 +116,8 @@ impl SubscriberArgs {
     }
 }
 
-/// Parses the command line. Exits the process with code 64 on a usage error, and with 0 after printing help or the version.
+/// Parses the command line. Exits the process with code 64 on a usage error, and with 0 after printing help
+/// or the version.
 #[must_use]
 pub fn parse<T: Parser>() -> T {
     T::try_parse().unwrap_or_else(|error| {
@@ -193,7 +198,8 @@ fn account_id(
     }
 }
 
-/// Normalizes the name of a node: trims white space and converts it to lower case (`pkg/util/node: GetHostname`).
+/// Normalizes the name of a node: trims white space and converts it to lower case
+/// (`pkg/util/node: GetHostname`).
 ///
 /// # Errors
 /// Fails if the name is empty.

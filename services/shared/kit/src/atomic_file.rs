@@ -1,8 +1,9 @@
 //! Replaces files atomically: a reader sees the old content or the new one.
 //!
-//! The new content is written to a temporary file with a random name beside the target (`O_CREAT | O_EXCL`, so that a planted
-//! link is never followed). The owner and mode are set through its descriptor before it is renamed to the target. A target that
-//! is a link is replaced, not followed. Only trusted users may be able to write to the directory.
+//! The new content is written to a temporary file with a random name beside the target (`O_CREAT | O_EXCL`,
+//! so that a planted link is never followed). The owner and mode are set through its descriptor before it is
+//! renamed to the target. A target that is a link is replaced, not followed. Only trusted users may be able
+//! to write to the directory.
 
 use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -22,7 +23,8 @@ pub struct Owner {
     pub gid: u32,
 }
 
-/// Replaces `path` by a file with the given content and exactly this mode. Does not sync it to the disk: for files on tmpfs.
+/// Replaces `path` by a file with the given content and exactly this mode. Does not sync it to the disk: for
+/// files on tmpfs.
 ///
 /// # Errors
 /// Fails if the file cannot be created or renamed.

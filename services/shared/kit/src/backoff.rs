@@ -17,7 +17,8 @@ impl Backoff {
     /// Returns a back-off that starts at `initial`, grows by `factor` and stays at `max`.
     ///
     /// # Panics
-    /// Panics if `initial` is zero or above `max`, if `max` is above [`FAR`], or if `factor` is not between 1 and 10.
+    /// Panics if `initial` is zero or above `max`, if `max` is above [`FAR`], or if `factor` is not between 1
+    /// and 10.
     #[must_use]
     pub fn new(initial: Duration, factor: f64, max: Duration) -> Self {
         assert!(

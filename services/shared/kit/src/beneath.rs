@@ -1,7 +1,9 @@
-//! Accesses files beneath a directory that an untrusted process may write to, such as a pod's logs or paths from the runtime.
+//! Accesses files beneath a directory that an untrusted process may write to, such as a pod's logs or paths
+//! from the runtime.
 //!
-//! No function follows a symbolic link or leaves the directory, even if the directory changes concurrently: the kernel resolves
-//! every path (`openat2` with `RESOLVE_BENEATH`, `RESOLVE_NO_SYMLINKS` and `RESOLVE_NO_MAGICLINKS`). All calls block.
+//! No function follows a symbolic link or leaves the directory, even if the directory changes concurrently:
+//! the kernel resolves every path (`openat2` with `RESOLVE_BENEATH`, `RESOLVE_NO_SYMLINKS` and
+//! `RESOLVE_NO_MAGICLINKS`). All calls block.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -18,7 +20,8 @@ use crate::atomic_file::Owner;
 /// Attempts to resolve a path while the kernel reports a concurrent rename (`EAGAIN`).
 const ATTEMPTS: usize = 16;
 
-/// An open directory. Its methods take paths relative to it, or absolute paths that begin with the path it was opened by.
+/// An open directory. Its methods take paths relative to it, or absolute paths that begin with the path it
+/// was opened by.
 #[derive(Debug)]
 pub struct Dir {
     fd: OwnedFd,
@@ -48,7 +51,8 @@ impl Dir {
     /// Opens a regular file for reading. A FIFO or a device is refused without waiting for its other end.
     ///
     /// # Errors
-    /// Fails if the path leaves this directory or contains a link, or if the file cannot be read or is not regular.
+    /// Fails if the path leaves this directory or contains a link, or if the file cannot be read or is not
+    /// regular.
     pub fn read(&self, path: &Path) -> io::Result<File> {
         regular(self.resolve(path, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())?)
     }
@@ -56,7 +60,8 @@ impl Dir {
     /// Opens a regular file for appending, and creates it with `mode` if it does not exist.
     ///
     /// # Errors
-    /// Fails if the path leaves this directory or contains a link, or if the file cannot be written or is not regular.
+    /// Fails if the path leaves this directory or contains a link, or if the file cannot be written or is not
+    /// regular.
     pub fn append(&self, path: &Path, mode: u32) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NONBLOCK;
         regular(self.resolve(path, flags, Mode::from_raw_mode(mode))?)
@@ -65,14 +70,15 @@ impl Dir {
     /// Creates a file for writing.
     ///
     /// # Errors
-    /// Returns `AlreadyExists` if the name exists, even as a dangling link. Fails if the path leaves this directory or contains a
-    /// link.
+    /// Returns `AlreadyExists` if the name exists, even as a dangling link. Fails if the path leaves this
+    /// directory or contains a link.
     pub fn create_new(&self, path: &Path, mode: u32) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         Ok(self.resolve(path, flags, Mode::from_raw_mode(mode))?.into())
     }
 
-    /// Creates the directory `name` if it does not exist, sets its owner and mode, and opens it. Existing content is kept.
+    /// Creates the directory `name` if it does not exist, sets its owner and mode, and opens it. Existing
+    /// content is kept.
     ///
     /// # Errors
     /// Fails if the name exists and is not a directory, or if the owner cannot be set.
@@ -135,16 +141,19 @@ impl Dir {
     /// Removes a file; the link itself if the last component is one.
     ///
     /// # Errors
-    /// Fails if the path leaves this directory, contains a link before its last component, does not exist, or is a directory.
+    /// Fails if the path leaves this directory, contains a link before its last component, does not exist, or
+    /// is a directory.
     pub fn remove_file(&self, path: &Path) -> io::Result<()> {
         let (parent, name) = self.parent(path)?;
         Ok(rustix::fs::unlinkat(&parent, name, AtFlags::empty())?)
     }
 
-    /// Renames a file and replaces an existing file with the new name. A link is renamed or replaced, not followed.
+    /// Renames a file and replaces an existing file with the new name. A link is renamed or replaced, not
+    /// followed.
     ///
     /// # Errors
-    /// Fails if a path leaves this directory or contains a link before its last component, or if the file does not exist.
+    /// Fails if a path leaves this directory or contains a link before its last component, or if the file
+    /// does not exist.
     pub fn rename(&self, old: &Path, new: &Path) -> io::Result<()> {
         let (from_parent, from_name) = self.parent(old)?;
         let (to_parent, to_name) = self.parent(new)?;
@@ -191,13 +200,15 @@ impl AsFd for Dir {
 /// Opens `path` beneath `root` without following any link. The flag `CLOEXEC` is added.
 ///
 /// # Errors
-/// Returns `XDEV` if the path leaves the directory, `LOOP` if it contains a link, and other errors as `open(2)`.
+/// Returns `XDEV` if the path leaves the directory, `LOOP` if it contains a link, and other errors as
+/// `open(2)`.
 pub fn resolve(root: BorrowedFd<'_>, path: &Path, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     open(root, path, flags, mode, resolve)
 }
 
-/// Opens `path` beneath `root`, follows links that stay beneath it, and enters no other file system. The flag `CLOEXEC` is added.
+/// Opens `path` beneath `root`, follows links that stay beneath it, and enters no other file system. The flag
+/// `CLOEXEC` is added.
 ///
 /// # Errors
 /// Returns `XDEV` if the path leaves the directory or its file system, and other errors as `open(2)`.

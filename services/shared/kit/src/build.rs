@@ -17,8 +17,8 @@ pub fn has_program(name: &str) -> bool {
     PROGRAMS.get().is_some_and(|names| names.contains(&name))
 }
 
-/// Sets the commit. Call it once, before [`commit`]. The program passes it in, since a commit compiled into this library would
-/// cause a rebuild of all crates with each commit.
+/// Sets the commit. Call it once, before [`commit`]. The program passes it in, since a commit compiled into
+/// this library would cause a rebuild of all crates with each commit.
 pub fn set_commit(commit: &'static str) {
     // Later calls have no effect.
     let _set_before = COMMIT.set(commit);

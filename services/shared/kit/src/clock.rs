@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 /// The longest wait: 30 years, which tokio itself uses for a deadline that it cannot represent.
 ///
-/// A wait of this length never ends while the process runs, and a deadline at this distance can be added to, rounded up and
-/// converted to a timer's ticks without an overflow.
+/// A wait of this length never ends while the process runs, and a deadline at this distance can be added to,
+/// rounded up and converted to a timer's ticks without an overflow.
 pub const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
 
 /// Returns `wait`, at most [`FAR`]. Use it for durations that come from a pod, a runtime or a file.
@@ -25,7 +25,8 @@ pub fn deadline_after(now: Instant, wait: Duration) -> Instant {
     now.checked_add(bounded(wait)).unwrap_or(now)
 }
 
-/// Converts a number of seconds from a pod or a runtime to a duration. A negative number becomes zero; the maximum is [`FAR`].
+/// Converts a number of seconds from a pod or a runtime to a duration. A negative number becomes zero; the
+/// maximum is [`FAR`].
 #[must_use]
 pub fn seconds(seconds: i64) -> Duration {
     bounded(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
@@ -72,7 +73,8 @@ impl Clock {
         }
     }
 
-    /// Returns the time since boot by CLOCK_BOOTTIME, for waits and deadlines: it cannot be set and continues during suspend.
+    /// Returns the time since boot by CLOCK_BOOTTIME, for waits and deadlines: it cannot be set and continues
+    /// during suspend.
     #[must_use]
     pub fn boot(&self) -> Duration {
         match &self.0 {

@@ -11,13 +11,14 @@ use tokio::time::Instant;
 
 /// Interval between checks whether a command has ended.
 const POLL: Duration = Duration::from_millis(2);
-/// Longest output that is kept of each stream. The rest is read and dropped, so that no command waits for its reader.
+/// Longest output that is kept of each stream. The rest is read and dropped, so that no command waits for its
+/// reader.
 const MAX_OUTPUT: usize = 64 << 10;
 /// Bytes that are read at once.
 const BLOCK: usize = 16 << 10;
 
-/// Runs commands one at a time. A command that the kernel does not end, because it hangs in a system call, prevents later ones: each
-/// of them would most likely hang, too.
+/// Runs commands one at a time. A command that the kernel does not end, because it hangs in a system call,
+/// prevents later ones: each of them would most likely hang, too.
 #[derive(Debug, Default)]
 pub struct Commands {
     /// A command that was killed and has not ended.
@@ -94,8 +95,8 @@ impl Commands {
     }
 }
 
-/// The output of a command, which is read while it runs. A process that the command left behind may keep the pipe open, so the end of the
-/// output is not waited for.
+/// The output of a command, which is read while it runs. A process that the command left behind may keep the
+/// pipe open, so the end of the output is not waited for.
 struct Pipe<S> {
     stream: Option<S>,
     bytes: Vec<u8>,

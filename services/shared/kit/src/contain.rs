@@ -1,7 +1,8 @@
 //! Contains panics to the work of one pod, and records the pod that a thread works on.
 //!
-//! [`contained`] polls a future with the pod's [`Work`] set on the thread and returns a panic as a [`Panic`]. A panic outside of
-//! such work ends the process: see [`crate::task`]. The panic hook logs both, with the source location and the pod.
+//! [`contained`] polls a future with the pod's [`Work`] set on the thread and returns a panic as a [`Panic`].
+//! A panic outside of such work ends the process: see [`crate::task`]. The panic hook logs both, with the
+//! source location and the pod.
 //!
 //! An observer of [`crate::failpoint`] can end the process of a test. Its panic is not contained.
 
@@ -20,10 +21,12 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 /// Exit code of a process that ends because of a panic (`sysexits.h`: `EX_SOFTWARE`).
 pub const EXIT_PANIC: i32 = 70;
 
-/// Metadata of a request: UID of the pod that the request is for. A service that panics in the request logs the UID.
+/// Metadata of a request: UID of the pod that the request is for. A service that panics in the request logs
+/// the UID.
 pub const POD_UID_HEADER: &str = "quintlet-pod-uid";
 
-/// Metadata of a request: the pod is critical (`pkg/kubelet/types: IsCriticalPod`), so its calls precede those of others.
+/// Metadata of a request: the pod is critical (`pkg/kubelet/types: IsCriticalPod`), so its calls precede
+/// those of others.
 pub const CRITICAL_HEADER: &str = "quintlet-critical";
 
 /// A panic that was contained.
@@ -36,8 +39,8 @@ pub struct Panic {
     pub location: String,
 }
 
-/// Callbacks for when a thread starts and stops executing the work of a pod. Both are called for each poll: they must be cheap,
-/// and must not panic.
+/// Callbacks for when a thread starts and stops executing the work of a pod. Both are called for each poll:
+/// they must be cheap, and must not panic.
 pub trait OnThread: Send + Sync {
     /// Called when a thread starts executing the work.
     fn enters(&self);
@@ -285,7 +288,8 @@ fn message(payload: &(dyn Any + Send)) -> &str {
 // Whether a panic outside of contained work ends this process.
 static ENDS_PROCESS: AtomicBool = AtomicBool::new(false);
 
-/// Makes a panic of a task end the process with [`EXIT_PANIC`]. For `main` only: in tests, the panic must propagate.
+/// Makes a panic of a task end the process with [`EXIT_PANIC`]. For `main` only: in tests, the panic must
+/// propagate.
 pub(crate) fn panics_end_process() {
     hook();
     ENDS_PROCESS.store(true, Ordering::Relaxed);

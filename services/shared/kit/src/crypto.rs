@@ -85,7 +85,8 @@ impl SignatureVerificationAlgorithm for Verifies {
             Hash::Sha384 => Sha384::digest(message).to_vec(),
             Hash::Sha512 => Sha512::digest(message).to_vec(),
         };
-        // The hash is a number below the order. The library refuses one of less than half the length, so it gets zeros in front.
+        // The hash is a number below the order. The library refuses one of less than half the length, so it
+        // gets zeros in front.
         let mut number = vec![0; SCALAR.saturating_sub(hash.len())];
         number.extend_from_slice(&hash);
         key.verify_prehash(&number, &signature).map_err(|_| InvalidSignature)
@@ -164,7 +165,8 @@ mod tests {
 
     use super::*;
 
-    /// Made with openssl: `openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:secp521r1`, for the name `node`.
+    /// Made with openssl: `openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:secp521r1`, for the name
+    /// `node`.
     const CERTIFICATE: &[u8] = include_bytes!("crypto/p521.crt");
     const KEY: &[u8] = include_bytes!("crypto/p521.key");
 

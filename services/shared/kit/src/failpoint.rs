@@ -1,13 +1,15 @@
 //! Failpoints: places in the code at which a test can end the process or panic.
 //!
-//! A process can end between any two instructions. The state that the next process finds depends only on which external effects
-//! took place: changes of files and messages to other processes. A failpoint is before and after each external effect.
+//! A process can end between any two instructions. The state that the next process finds depends only on
+//! which external effects took place: changes of files and messages to other processes. A failpoint is before
+//! and after each external effect.
 //!
-//! Failpoints exist only with the cargo feature `failpoints`, which test crates enable. Without it, the macros expand to the work
-//! alone, and the names of failpoints are not in the binary.
+//! Failpoints exist only with the cargo feature `failpoints`, which test crates enable. Without it, the
+//! macros expand to the work alone, and the names of failpoints are not in the binary.
 //!
-//! A planted bug is a branch with a bug that another node agent had: [`planted!`]. A test selects it for the threads of a node, and
-//! shows that its checks find it. Without the feature, the macro is the constant false, and the branch is not in the binary.
+//! A planted bug is a branch with a bug that another node agent had: [`planted!`]. A test selects it for the
+//! threads of a node, and shows that its checks find it. Without the feature, the macro is the constant
+//! false, and the branch is not in the binary.
 
 #[cfg(feature = "failpoints")]
 mod observer;
@@ -35,7 +37,8 @@ pub fn execute<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Executes a function with a failpoint before and after it: `around!(Status, "status sent", || send(status))`.
+/// Executes a function with a failpoint before and after it:
+/// `around!(Status, "status sent", || send(status))`.
 #[cfg(feature = "failpoints")]
 #[macro_export]
 macro_rules! failpoint_around {
@@ -44,7 +47,8 @@ macro_rules! failpoint_around {
     };
 }
 
-/// Executes a function with a failpoint before and after it: `around!(Status, "status sent", || send(status))`.
+/// Executes a function with a failpoint before and after it:
+/// `around!(Status, "status sent", || send(status))`.
 #[cfg(not(feature = "failpoints"))]
 #[macro_export]
 macro_rules! failpoint_around {
@@ -53,7 +57,8 @@ macro_rules! failpoint_around {
     };
 }
 
-/// Executes a change of a file with a failpoint before and after it: `file!("record removed", || remove_file(&path))`.
+/// Executes a change of a file with a failpoint before and after it:
+/// `file!("record removed", || remove_file(&path))`.
 #[macro_export]
 macro_rules! failpoint_file {
     ($name:literal, $work:expr) => {
@@ -69,7 +74,8 @@ macro_rules! failpoint_work {
     };
 }
 
-/// Places one side of a failpoint, for an effect that is no single function: `reached!(Status, Before, "status sent")`.
+/// Places one side of a failpoint, for an effect that is no single function:
+/// `reached!(Status, Before, "status sent")`.
 #[cfg(feature = "failpoints")]
 #[macro_export]
 macro_rules! failpoint_reached {
@@ -78,7 +84,8 @@ macro_rules! failpoint_reached {
     };
 }
 
-/// Places one side of a failpoint, for an effect that is no single function: `reached!(Status, Before, "status sent")`.
+/// Places one side of a failpoint, for an effect that is no single function:
+/// `reached!(Status, Before, "status sent")`.
 #[cfg(not(feature = "failpoints"))]
 #[macro_export]
 macro_rules! failpoint_reached {

@@ -18,7 +18,8 @@ pub struct FileSystemUsage {
 }
 
 impl FileSystemUsage {
-    /// Reads the file system at `path`. Returns `None` if it cannot be read, such as in a directory that this process may not enter.
+    /// Reads the file system at `path`. Returns `None` if it cannot be read, such as in a directory that this
+    /// process may not enter.
     #[must_use]
     pub fn read(path: &Path) -> Option<Self> {
         let fs = nix::sys::statvfs::statvfs(path).ok()?;

@@ -1,8 +1,9 @@
 //! Writes of an HTTP/2 connection that wait for one turn of the executor.
 //!
-//! hyper sends the head of a request at once and its body in the next turn of the executor, since `h2` assigns capacity to a stream only
-//! when its head is being written. A small call therefore costs two system calls, and wakes its server twice. The same holds for calls of
-//! several tasks that run one after the other. A connection whose write waits for the other tasks that can run writes all of it at once.
+//! hyper sends the head of a request at once and its body in the next turn of the executor, since `h2`
+//! assigns capacity to a stream only when its head is being written. A small call therefore costs two system
+//! calls, and wakes its server twice. The same holds for calls of several tasks that run one after the other.
+//! A connection whose write waits for the other tasks that can run writes all of it at once.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

@@ -37,7 +37,8 @@ impl GrantKey {
         Ok(Self::from_bytes(bytes))
     }
 
-    /// Reads the key at `path`, or creates it. If several processes create it at once, they all use the same key.
+    /// Reads the key at `path`, or creates it. If several processes create it at once, they all use the same
+    /// key.
     ///
     /// # Errors
     /// Fails if the file cannot be read or created, or is too short.

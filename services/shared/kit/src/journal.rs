@@ -1,8 +1,9 @@
-//! The latest value of each key, in the order of changes, for readers that come later and read at their own pace.
+//! The latest value of each key, in the order of changes, for readers that come later and read at their own
+//! pace.
 //!
-//! A reader is a position in the order of changes, not a queue: it gets a snapshot, then the latest value of each key that has changed since.
-//! A slow reader skips values. A removed key is kept as a tombstone for readers that reconnect; a reader that is behind the tombstones
-//! starts over with a snapshot.
+//! A reader is a position in the order of changes, not a queue: it gets a snapshot, then the latest value of
+//! each key that has changed since. A slow reader skips values. A removed key is kept as a tombstone for
+//! readers that reconnect; a reader that is behind the tombstones starts over with a snapshot.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::Hash;
@@ -115,7 +116,8 @@ impl<K: Clone + Eq + Hash, V: PartialEq> Journal<K, V> {
     /// Returns a journal without values. Its epoch is larger than that of earlier journals since the boot.
     #[must_use]
     pub fn new(clock: &Clock) -> Self {
-        // CLOCK_BOOTTIME grows over the runs of one boot. A cursor of an earlier boot has another number of nanoseconds.
+        // CLOCK_BOOTTIME grows over the runs of one boot. A cursor of an earlier boot has another number of
+        // nanoseconds.
         Self::with(u64::try_from(clock.boot().as_nanos()).unwrap_or(u64::MAX).max(1), TOMBSTONES)
     }
 
@@ -192,8 +194,8 @@ impl<K: Clone + Eq + Hash, V: PartialEq> Journal<K, V> {
         (keys, JournalCursor { epoch: self.epoch, seq: inner.seq })
     }
 
-    /// Returns the event after a cursor. The cursor is checked under the lock of the change: a removal that is dropped between the two
-    /// would be lost.
+    /// Returns the event after a cursor. The cursor is checked under the lock of the change: a removal that
+    /// is dropped between the two would be lost.
     fn next_after(&self, at: JournalCursor) -> Next<K, V> {
         let inner = self.inner.lock();
         if at.epoch != self.epoch {
@@ -217,8 +219,8 @@ impl<K: Clone + Eq + Hash, V: PartialEq> Journal<K, V> {
 }
 
 impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: PartialEq + Send + Sync + 'static> Journal<K, V> {
-    /// Returns a stream of changes after `resume` or, without it, of a snapshot and the changes after it. It begins once the journal is
-    /// primed.
+    /// Returns a stream of changes after `resume` or, without it, of a snapshot and the changes after it. It
+    /// begins once the journal is primed.
     pub fn read(
         self: &Arc<Self>,
         resume: Option<JournalCursor>,
@@ -285,7 +287,8 @@ struct Reader<K, V> {
 enum Queued<K> {
     Resync(&'static str),
     SnapshotBegin,
-    /// The value that the key has when the event is read. A key without one is left out: its removal is a later change.
+    /// The value that the key has when the event is read. A key without one is left out: its removal is a
+    /// later change.
     Key(K),
     SnapshotEnd(JournalCursor),
 }

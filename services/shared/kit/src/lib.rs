@@ -1,7 +1,7 @@
 //! Building blocks of every service: arguments, paths, tasks, sockets, servers, time.
 //!
-//! Tasks: [`server::Server::serve`] spawns a task per connection; [`task`] spawns all named tasks. Apart from [`contain`], which
-//! attributes work to a pod, this crate does not depend on pods.
+//! Tasks: [`server::Server::serve`] spawns a task per connection; [`task`] spawns all named tasks. Apart from
+//! [`contain`], which attributes work to a pod, this crate does not depend on pods.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 

@@ -1,8 +1,9 @@
-//! Calls the list methods of the CRI as streams (Kubernetes 1.36), since a whole list may exceed the size limit of a message.
+//! Calls the list methods of the CRI as streams (Kubernetes 1.36), since a whole list may exceed the size
+//! limit of a message.
 //!
-//! The methods of a pair take the same request on the wire, and both have their items in field 1, so that one type of messages serves
-//! for both. cri-proxy offers the streams even if the runtime does not. An older cri-proxy passes
-//! on the runtime's UNIMPLEMENTED; the client then falls back to the unary method.
+//! The methods of a pair take the same request on the wire, and both have their items in field 1, so that one
+//! type of messages serves for both. cri-proxy offers the streams even if the runtime does not. An older
+//! cri-proxy passes on the runtime's UNIMPLEMENTED; the client then falls back to the unary method.
 
 use http::uri::PathAndQuery;
 use tonic::body::Body;
@@ -55,8 +56,8 @@ list!(
 );
 
 impl List {
-    /// Passes each message of the list to `take` as it arrives, and yields to other tasks after each. Returns the metadata of the
-    /// response, including the trailers.
+    /// Passes each message of the list to `take` as it arrives, and yields to other tasks after each. Returns
+    /// the metadata of the response, including the trailers.
     ///
     /// # Errors
     /// Returns the status of the call if it fails. Messages passed to `take` before must then be discarded.

@@ -1,8 +1,9 @@
 //! Requests of clients that name the path of a socket as the authority.
 //!
-//! Clients of grpc-go, grpc-java and the C core send the path of a unix socket, plain or percent-encoded, as `:authority`, depending on
-//! the form of the address that they were given. Device plugins of the Kubernetes project do. `h2` resets such a request with
-//! PROTOCOL_ERROR (hyperium/h2#487). The authority of a request on a unix socket says nothing, so it is replaced before `h2` reads it.
+//! Clients of grpc-go, grpc-java and the C core send the path of a unix socket, plain or percent-encoded, as
+//! `:authority`, depending on the form of the address that they were given. Device plugins of the Kubernetes
+//! project do. `h2` resets such a request with PROTOCOL_ERROR (hyperium/h2#487). The authority of a request
+//! on a unix socket says nothing, so it is replaced before `h2` reads it.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -218,8 +219,8 @@ impl Rewriter {
     }
 }
 
-/// Returns a HEADERS frame with another authority. `None` if the frame has no authority as a literal: it may be an entry of the dynamic
-/// table, which has the replaced value, or in a CONTINUATION frame.
+/// Returns a HEADERS frame with another authority. `None` if the frame has no authority as a literal: it may
+/// be an entry of the dynamic table, which has the replaced value, or in a CONTINUATION frame.
 fn with_local_authority(frame: &[u8]) -> Option<Vec<u8>> {
     let (head, payload) = frame.split_at_checked(HEAD)?;
     let flags = *head.get(4)?;
@@ -240,7 +241,8 @@ fn with_local_authority(frame: &[u8]) -> Option<Vec<u8>> {
     Some([length.to_be_bytes().get(1..)?, head.get(3..)?, &payload].concat())
 }
 
-/// Returns where the value of `:authority` is in a block of header fields (RFC 7541, section 6): a string with its length.
+/// Returns where the value of `:authority` is in a block of header fields (RFC 7541, section 6): a string
+/// with its length.
 fn authority(block: &[u8]) -> Option<Range<usize>> {
     let mut at = 0;
     loop {
@@ -270,7 +272,8 @@ fn authority(block: &[u8]) -> Option<Range<usize>> {
     }
 }
 
-/// Returns the integer at a position, with a prefix of this number of bits, and the position after it (RFC 7541, section 5.1).
+/// Returns the integer at a position, with a prefix of this number of bits, and the position after it (RFC
+/// 7541, section 5.1).
 fn integer(block: &[u8], at: usize, prefix: u32) -> Option<(usize, usize)> {
     let most = (1_usize << prefix).wrapping_sub(1);
     let mut value = usize::from(*block.get(at)?) & most;
@@ -358,7 +361,8 @@ mod tests {
             let given = [PREFACE, &frame(HEADERS, 4, payload), &frame(0, 1, b"data")].concat();
             assert!(rewritten(&[&given]) == given, "{:?}", payload.get(..20).unwrap_or(payload));
         }
-        // DATA that looks like fields, padding that is longer than its frame, a frame that is too long, and HTTP/1.
+        // DATA that looks like fields, padding that is longer than its frame, a frame that is too long, and
+        // HTTP/1.
         let data = [PREFACE, &frame(0, 0, &block(0x40, b"/run/x.sock"))].concat();
         let padded = [PREFACE, &frame(HEADERS, PADDED, b"\xff\x41\x01/")].concat();
         let long = [PREFACE, &frame(HEADERS, 4, &vec![0x41; LARGEST + 1])].concat();

@@ -1,8 +1,9 @@
 //! Resolves host names that pods choose, on few threads and for a limited time.
 //!
-//! getaddrinfo(3) blocks a thread, cannot be cancelled, and may take minutes if a name server is silent. A lookup keeps its
-//! places until getaddrinfo returns, even if its caller has gone, so that the threads for blocking work stay free for others.
-//! Go's resolver, which the kubelet uses, needs no thread (`net: Resolver.lookupIPAddr`).
+//! getaddrinfo(3) blocks a thread, cannot be cancelled, and may take minutes if a name server is silent. A
+//! lookup keeps its places until getaddrinfo returns, even if its caller has gone, so that the threads for
+//! blocking work stay free for others. Go's resolver, which the kubelet uses, needs no thread
+//! (`net: Resolver.lookupIPAddr`).
 
 use std::collections::HashMap;
 use std::io;

@@ -20,15 +20,15 @@ static LOSETUP: Commands = Commands::new();
 /// Directory of the block devices of the machine.
 const BLOCK_DEVICES: &str = "/sys/block";
 
-/// Detaches the loop devices of a file, and returns whether there were any. The file may itself be a block device
-/// (`pkg/volume/util/volumepathhandler: DetachFileDevice`).
+/// Detaches the loop devices of a file, and returns whether there were any. The file may itself be a block
+/// device (`pkg/volume/util/volumepathhandler: DetachFileDevice`).
 ///
-/// The kernel detaches a device that another process has open, such as `udevd` or `losetup --find`, once that process closes it. Until
-/// then the file is in use.
+/// The kernel detaches a device that another process has open, such as `udevd` or `losetup --find`, once that
+/// process closes it. Until then the file is in use.
 ///
 /// # Errors
-/// Fails if sysfs cannot be read, if losetup(8) is not installed, if it fails or does not end within 5 s, or if a device is still open
-/// after a second.
+/// Fails if sysfs cannot be read, if losetup(8) is not installed, if it fails or does not end within 5 s, or
+/// if a device is still open after a second.
 pub fn detach_all(file: &Path) -> io::Result<bool> {
     let devices = of_file(Path::new(BLOCK_DEVICES), file)?;
     for device in &devices {

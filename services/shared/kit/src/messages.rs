@@ -1,9 +1,10 @@
 //! Streams of bounded messages. The sender of a stream leaves out each item that exceeds [`limits::ITEM`].
 //!
-//! A receiver ends a stream at an item that it does not decode, and the sender would send the same item again on the next stream: one
-//! pod would stop the stream of all pods. Each stream of the contracts is therefore a [`Bounded`] (of a server) or comes from
-//! [`bounded_requests`] (of a client); `scripts/message-limits.py` checks that there is no other. A sender that knows the pod of an item
-//! asks [`fits`] earlier and reports on the pod.
+//! A receiver ends a stream at an item that it does not decode, and the sender would send the same item again
+//! on the next stream: one pod would stop the stream of all pods. Each stream of the contracts is therefore a
+//! [`Bounded`] (of a server) or comes from [`bounded_requests`] (of a client); `scripts/message-limits.py`
+//! checks that there is no other. A sender that knows the pod of an item asks [`fits`] earlier and reports on
+//! the pod.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -39,7 +40,8 @@ pub fn fits(message: &impl Message) -> Result<(), TooLarge> {
 /// Bytes of a message around the only message that it has: a tag and a length, twice.
 const AROUND: usize = 16;
 
-/// Returns whether a message that contains only `message`, such as an event or a chunk, may be an item of a stream.
+/// Returns whether a message that contains only `message`, such as an event or a chunk, may be an item of a
+/// stream.
 ///
 /// # Errors
 /// It is too large.
@@ -53,7 +55,8 @@ pub fn count_left_out(stream: &'static str) {
     add_left_out(stream, 1);
 }
 
-/// Counts a stream that a client opens or a server serves. A stream that its receiver ends at an item is opened again and again.
+/// Counts a stream that a client opens or a server serves. A stream that its receiver ends at an item is
+/// opened again and again.
 fn count_opened(stream: &'static str) {
     metrics::counter_family::<[(&str, &str); 1]>(
         "quintlet_streams_opened",
@@ -61,7 +64,8 @@ fn count_opened(stream: &'static str) {
     )
     .get_or_create(&[("stream", stream)])
     .inc();
-    // The series of each open stream exists: an alert does not observe the first increase of a series that appears with it.
+    // The series of each open stream exists: an alert does not observe the first increase of a series that
+    // appears with it.
     add_left_out(stream, 0);
 }
 
@@ -139,8 +143,8 @@ pub fn pieces(text: &str) -> impl Iterator<Item = &str> {
 /// Bytes that a chunk counts for an item beside those of the item itself.
 const FRAME: usize = 8;
 
-/// Splits a list into chunks of [`limits::PIECE`] at most. A larger item has a chunk of its own. An empty list has one empty chunk, which a
-/// client of the previous release expects.
+/// Splits a list into chunks of [`limits::PIECE`] at most. A larger item has a chunk of its own. An empty
+/// list has one empty chunk, which a client of the previous release expects.
 pub fn chunks<T: Message>(items: impl IntoIterator<Item = T>) -> impl Iterator<Item = Vec<T>> {
     let mut items = items.into_iter();
     let (mut next, mut is_first) = (items.next(), true);
@@ -227,7 +231,8 @@ impl Chunk for debug::TracesReply {
     }
 }
 
-/// Calls a method whose answer is a stream of chunks, and joins them. A server of the previous release sends one chunk.
+/// Calls a method whose answer is a stream of chunks, and joins them. A server of the previous release sends
+/// one chunk.
 ///
 /// # Errors
 /// The error of the call or of the stream.
@@ -242,7 +247,8 @@ pub async fn whole<T: Chunk>(
     Ok(Response::from_parts(metadata, list, extensions))
 }
 
-/// Like [`whole`], with a time limit for the call and for each chunk: what is listed may have hundreds of megabytes.
+/// Like [`whole`], with a time limit for the call and for each chunk: what is listed may have hundreds of
+/// megabytes.
 ///
 /// # Errors
 /// The error of the call or of the stream, or DEADLINE_EXCEEDED.

@@ -8,8 +8,8 @@ use rustix::mount::UnmountFlags;
 
 use crate::loop_device;
 
-/// Removes a mount point: an empty directory, or a file or link. Returns `false` if something is mounted on it, which the kernel
-/// checks at the removal. Succeeds if the path does not exist. Blocks.
+/// Removes a mount point: an empty directory, or a file or link. Returns `false` if something is mounted on
+/// it, which the kernel checks at the removal. Succeeds if the path does not exist. Blocks.
 ///
 /// # Errors
 /// Fails if the directory has content, and as `rmdir(2)` and `unlink(2)` otherwise.
@@ -25,8 +25,9 @@ pub fn remove(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Unmounts the device that is bound on a file, and removes the file. Succeeds if the path does not exist. A loop device that keeps the
-/// mount busy is detached: the kubelet attaches one to the file of each block volume. Blocks.
+/// Unmounts the device that is bound on a file, and removes the file. Succeeds if the path does not exist. A
+/// loop device that keeps the mount busy is detached: the kubelet attaches one to the file of each block
+/// volume. Blocks.
 ///
 /// # Errors
 /// Fails if the mount is busy for another reason, and as [`loop_device::detach_all`].

@@ -27,8 +27,8 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Returns the value of an option of the file system; empty for an option without one. The quotes around a value with a comma
-    /// are removed.
+    /// Returns the value of an option of the file system; empty for an option without one. The quotes around
+    /// a value with a comma are removed.
     #[must_use]
     pub fn option(&self, name: &str) -> Option<&str> {
         let mut rest = self.options.as_str();
@@ -60,8 +60,8 @@ pub fn read() -> io::Result<Vec<Mount>> {
     lines.map(|line| parse(line).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))).collect()
 }
 
-/// Parses a line: ID, parent, device, root, mount point, options of the mount, optional fields, `-`, type, source, options of the
-/// file system. The source may be empty.
+/// Parses a line: ID, parent, device, root, mount point, options of the mount, optional fields, `-`, type,
+/// source, options of the file system. The source may be empty.
 fn parse(line: &[u8]) -> Option<Mount> {
     let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
     let (mount, file_system) = fields.split_at_checked(fields.iter().position(|field| *field == b"-")?)?;

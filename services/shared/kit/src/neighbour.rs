@@ -1,7 +1,8 @@
 //! Versions of the services that a process uses: the `Hello` of a peer is compared with the own one.
 //!
-//! Only streams have a `Hello`. The client of each stream decides before it uses a message, and the server of a stream with changes
-//! (targets, statuses, volumes) decides before it applies one. `quintctl health` shows the peers that a process refuses.
+//! Only streams have a `Hello`. The client of each stream decides before it uses a message, and the server of
+//! a stream with changes (targets, statuses, volumes) decides before it applies one. `quintctl health` shows
+//! the peers that a process refuses.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -75,7 +76,8 @@ pub fn decide(name: &str, own: &Hello, peer: &Hello, wanted: &[PeerFeature]) -> 
     if missing.is_empty() { PeerDecision::Use } else { PeerDecision::UseWithout(missing) }
 }
 
-/// Returns an error if a peer cannot be used. For single calls: nothing is logged or shown by `quintctl health`.
+/// Returns an error if a peer cannot be used. For single calls: nothing is logged or shown by
+/// `quintctl health`.
 ///
 /// # Errors
 /// Returns FAILED_PRECONDITION.
@@ -96,7 +98,8 @@ pub fn is_refusal(status: &Status) -> bool {
 static REFUSED: Mutex<BTreeMap<u64, RefusedPeer>> = Mutex::new(BTreeMap::new());
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the peers that this process refuses. A peer with several streams is listed once for each of its reasons.
+/// Returns the peers that this process refuses. A peer with several streams is listed once for each of its
+/// reasons.
 #[must_use]
 pub fn refused_peers() -> Vec<RefusedPeer> {
     let mut peers: Vec<RefusedPeer> = Vec::new();
@@ -140,7 +143,8 @@ impl Neighbour {
     /// Takes the `Hello` of a stream. Logs a decision that differs from the one before.
     ///
     /// # Errors
-    /// Returns FAILED_PRECONDITION if the peer is refused: the caller ends the stream without using another message of it.
+    /// Returns FAILED_PRECONDITION if the peer is refused: the caller ends the stream without using another
+    /// message of it.
     pub fn greeted(&self, hello: &Hello) -> Result<(), Status> {
         let decision = decide(&self.name, &quintlet_proto::hello(), hello, self.wanted);
         let mut state = self.state.lock();

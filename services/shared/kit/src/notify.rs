@@ -1,7 +1,8 @@
-//! Notifications to systemd (sd_notify(3)): readiness, stopping, and watchdog pings that depend on what the service does.
+//! Notifications to systemd (sd_notify(3)): readiness, stopping, and watchdog pings that depend on what the
+//! service does.
 //!
-//! A service whose socket does not answer, or whose main loop is reported as not serving, sends no ping. systemd then restarts the
-//! process. Without systemd, no checks are made and no notifications are sent.
+//! A service whose socket does not answer, or whose main loop is reported as not serving, sends no ping.
+//! systemd then restarts the process. Without systemd, no checks are made and no notifications are sent.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -60,7 +61,8 @@ impl Heartbeat {
         self.clock.boot().saturating_sub(Duration::from_millis(self.last.load(Ordering::Relaxed)))
     }
 
-    /// Reports the loop as `name` to health until `stop` is cancelled: SERVING while the heartbeat is at most `limit` old.
+    /// Reports the loop as `name` to health until `stop` is cancelled: SERVING while the heartbeat is at most
+    /// `limit` old.
     pub async fn watch(
         self,
         name: &'static str,
@@ -117,8 +119,8 @@ pub enum Stalled {
 
 /// The conditions under which a service is alive.
 ///
-/// The health of the service as a whole does not matter: a restart of the service does not bring back an unreachable runtime or
-/// API server.
+/// The health of the service as a whole does not matter: a restart of the service does not bring back an
+/// unreachable runtime or API server.
 #[derive(Debug, Clone)]
 pub struct Liveness {
     sockets: Vec<PathBuf>,
@@ -140,7 +142,8 @@ impl Liveness {
         self
     }
 
-    /// Requires a loop as [`Self::and_loop`] does, for a service that may run without it. Its health then does not have the name.
+    /// Requires a loop as [`Self::and_loop`] does, for a service that may run without it. Its health then
+    /// does not have the name.
     #[must_use]
     pub fn and_loop_if_any(self, name: &'static str) -> Self {
         Self { is_loop_optional: true, ..self.and_loop(name) }
@@ -171,8 +174,8 @@ impl Liveness {
     }
 }
 
-/// Reports readiness once `liveness` holds, then pings the watchdog while it holds, and reports the stop. Returns at once if
-/// systemd did not start the process with `Type=notify`.
+/// Reports readiness once `liveness` holds, then pings the watchdog while it holds, and reports the stop.
+/// Returns at once if systemd did not start the process with `Type=notify`.
 pub async fn run(liveness: Liveness, stop: CancellationToken) {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return;
@@ -191,7 +194,8 @@ fn send(state: NotifyState<'_>) {
     }
 }
 
-/// Runs the loop of [`run`] with the given check and sender. `every` is the interval between pings; without it, none are sent.
+/// Runs the loop of [`run`] with the given check and sender. `every` is the interval between pings; without
+/// it, none are sent.
 async fn drive<C>(
     check: impl Fn() -> C,
     every: Option<Duration>,

@@ -1,4 +1,5 @@
-//! Protects this process from the node's pressure: its score for the kernel's choice of a process to kill, and its open files.
+//! Protects this process from the node's pressure: its score for the kernel's choice of a process to kill,
+//! and its open files.
 
 use std::fs;
 use std::io;
@@ -22,8 +23,8 @@ pub struct OwnLimits {
 }
 
 impl OwnLimits {
-    /// Applies the settings to this process. A setting that needs a missing capability is logged once and set in the gauge
-    /// `quintlet_process_setting_missing`. The process runs without it.
+    /// Applies the settings to this process. A setting that needs a missing capability is logged once and set
+    /// in the gauge `quintlet_process_setting_missing`. The process runs without it.
     pub fn apply(self) {
         let missing = quintlet_telemetry::metrics::gauge_family(
             "quintlet_process_setting_missing",
@@ -43,7 +44,8 @@ impl OwnLimits {
     }
 }
 
-/// Writes the score unless it is set already, so that a service manager can set it for a process without the capability.
+/// Writes the score unless it is set already, so that a service manager can set it for a process without the
+/// capability.
 fn set_oom_score_adj(process: &Path, wanted: i32) -> io::Result<()> {
     let file = process.join("oom_score_adj");
     if fs::read_to_string(&file)?.trim().parse() == Ok(wanted) {
@@ -52,7 +54,8 @@ fn set_oom_score_adj(process: &Path, wanted: i32) -> io::Result<()> {
     fs::write(&file, wanted.to_string())
 }
 
-/// Sets the soft and the hard limit of open files. Without the capability, the soft limit becomes the hard limit.
+/// Sets the soft and the hard limit of open files. Without the capability, the soft limit becomes the hard
+/// limit.
 fn set_open_files(process: &Path, wanted: u64) -> io::Result<()> {
     let (soft, hard) = open_files(&fs::read_to_string(process.join("limits"))?).ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidData, "no limit of open files in /proc/self/limits")
@@ -69,7 +72,8 @@ fn set_open_files(process: &Path, wanted: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the soft and the hard limit in the text of `/proc/<pid>/limits`. getrlimit(2) may be forbidden by a seccomp filter.
+/// Returns the soft and the hard limit in the text of `/proc/<pid>/limits`. getrlimit(2) may be forbidden by
+/// a seccomp filter.
 fn open_files(limits: &str) -> Option<(u64, u64)> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     let limit = |word: &str| if word == "unlimited" { Some(u64::MAX) } else { word.parse().ok() };

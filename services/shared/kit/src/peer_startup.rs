@@ -34,7 +34,8 @@ impl Default for PeerStartup {
 }
 
 impl PeerStartup {
-    /// Records that the peer was reached. Later failures are [`PeerFailure::Down`] at once. Returns whether a failure came before.
+    /// Records that the peer was reached. Later failures are [`PeerFailure::Down`] at once. Returns whether a
+    /// failure came before.
     pub fn reached(&mut self) -> bool {
         self.until = Instant::now();
         self.last.take().is_some()

@@ -1,4 +1,5 @@
-//! The gRPC reflection service, whose descriptors are decoded at its first call: they take up to a MiB of memory.
+//! The gRPC reflection service, whose descriptors are decoded at its first call: they take up to a MiB of
+//! memory.
 
 use std::convert::Infallible;
 use std::sync::{Arc, OnceLock};

@@ -30,9 +30,9 @@ use crate::socket::{Peer, PeerPolicy, at_most, incoming};
 /// Time limit for open calls after a server stops.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// Open calls per connection. A client uses one connection: pod-sync observes hundreds of pods at once through it, and an
-/// observer may hold a watch per pod. hyper's default of 200 would delay further calls silently. The queues of the services
-/// bound the cost of calls.
+/// Open calls per connection. A client uses one connection: pod-sync observes hundreds of pods at once
+/// through it, and an observer may hold a watch per pod. hyper's default of 200 would delay further calls
+/// silently. The queues of the services bound the cost of calls.
 pub const MAX_STREAMS: u32 = 4096;
 
 /// Health name of pod-sync's sync loop: SERVING while the loop makes progress.
@@ -44,7 +44,8 @@ pub const RELIST_LOOP: &str = "relist";
 /// Health name of node-api's loop that accepts HTTPS connections: SERVING while the loop makes progress.
 pub const HTTPS_LOOP: &str = "https";
 
-/// Health name of status-reporter's Node object: SERVING while it can be read from and written to the API server.
+/// Health name of status-reporter's Node object: SERVING while it can be read from and written to the API
+/// server.
 pub const NODE: &str = "node";
 
 /// Sets the statuses that grpc.health.v1 reports. Clones share them.
@@ -69,7 +70,8 @@ impl HealthHandle {
         Self { reporter: HealthReporter::new(), registered: Arc::new(Mutex::new(registered)) }
     }
 
-    /// Sets `name` to SERVING. The empty name stands for the whole process. Has no effect once the server stops.
+    /// Sets `name` to SERVING. The empty name stands for the whole process. Has no effect once the server
+    /// stops.
     pub async fn set_serving(&self, name: &str) {
         self.set(name, ServingStatus::Serving).await;
     }
@@ -108,8 +110,8 @@ impl Default for HealthHandle {
 /// Flow-control windows of a guest's connection and its streams, in bytes: a guest sends small requests.
 const GUEST_WINDOW: u32 = 64 << 10;
 
-/// Interval of HTTP/2 pings to a guest, and time limit for the answer. A guest that is stopped would keep its connection and its streams
-/// for ever.
+/// Interval of HTTP/2 pings to a guest, and time limit for the answer. A guest that is stopped would keep its
+/// connection and its streams for ever.
 const GUEST_PING: Duration = Duration::from_secs(60);
 const GUEST_PING_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -152,7 +154,8 @@ impl Server {
         Self { routes, fallback: None, health, observers: Vec::new(), guests: None, names: Vec::new() }
     }
 
-    /// Returns a server for programs that are not part of Quintlet: without health, reflection and debug.v1, and with limits.
+    /// Returns a server for programs that are not part of Quintlet: without health, reflection and debug.v1,
+    /// and with limits.
     #[must_use]
     pub fn for_guests(limits: GuestLimits) -> Self {
         Self {
@@ -261,7 +264,8 @@ impl Server {
 /// Path prefixes of the methods that observers may call.
 const OBSERVABLE: [&str; 2] = ["/grpc.health.v1.Health/", "/quintlet.debug.v1.Debug/"];
 
-// A panic in a call fails that call with INTERNAL. Otherwise it would end the connection and all other calls of the client.
+// A panic in a call fails that call with INTERNAL. Otherwise it would end the connection and all other calls
+// of the client.
 async fn contain_call(
     request: axum::extract::Request,
     next: axum::middleware::Next,
@@ -313,8 +317,8 @@ fn metrics_text() -> Result<String, Status> {
 /// Configuration of the process, which debug.v1 reports.
 static CONFIGURATION: OnceLock<String> = OnceLock::new();
 
-/// Sets the configuration that debug.v1 reports: a KubeletConfiguration as JSON without secrets. Only the first call has an
-/// effect.
+/// Sets the configuration that debug.v1 reports: a KubeletConfiguration as JSON without secrets. Only the
+/// first call has an effect.
 pub fn set_configuration(json: String) {
     let _ = CONFIGURATION.set(json);
 }

@@ -9,21 +9,21 @@ use tokio_util::sync::CancellationToken;
 
 pub use quintlet_telemetry::metrics::register_process_metrics;
 
-/// The allocator of every binary. glibc's allocator keeps freed memory: about 20 MiB in all processes after 300 pods.
-/// The settings of jemalloc are in `.cargo/config.toml`.
+/// The allocator of every binary. glibc's allocator keeps freed memory: about 20 MiB in all processes after
+/// 300 pods. The settings of jemalloc are in `.cargo/config.toml`.
 pub use tikv_jemallocator::Jemalloc as Allocator;
 
 use crate::args::CommonArgs;
 use crate::notify::{self, Liveness};
 use crate::{contain, error_chain, server, signals, task, timers};
 
-/// Cores per worker thread, and most worker threads. Services mostly wait for the runtime, the kernel and each other: a second worker
-/// thread costs wake-ups and memory, since each event wakes both.
+/// Cores per worker thread, and most worker threads. Services mostly wait for the runtime, the kernel and
+/// each other: a second worker thread costs wake-ups and memory, since each event wakes both.
 const CORES_PER_THREAD: usize = 4;
 const MAX_THREADS: usize = 4;
 
-/// Time after which an idle thread for blocking calls ends. Periodic calls take turns on idle threads, so with tokio's ten seconds
-/// the threads of a burst would stay.
+/// Time after which an idle thread for blocking calls ends. Periodic calls take turns on idle threads, so
+/// with tokio's ten seconds the threads of a burst would stay.
 const KEEP_IDLE_THREADS: Duration = Duration::from_secs(1);
 
 /// A service to run as its own process.
@@ -44,7 +44,8 @@ type BoxError = Box<dyn Error + Send + Sync>;
 /// Runs a service until `serve` returns. Returns the exit code of the process.
 ///
 /// - `on_start` runs once the subscriber for logs is installed.
-/// - The token that `serve` receives is cancelled by SIGTERM or SIGINT. A second signal ends the process at once.
+/// - The token that `serve` receives is cancelled by SIGTERM or SIGINT. A second signal ends the process at
+///   once.
 /// - A panic outside of contained work ends the process.
 /// - If metrics cannot be served over HTTP, an error is logged and the service continues without them.
 /// - Remaining spans are exported before the process exits.
@@ -69,7 +70,8 @@ where
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     let threads = cores.div_ceil(CORES_PER_THREAD).clamp(1, MAX_THREADS);
-    // With one worker thread, the future of `serve` would run on a second one, and each of its events would wake both.
+    // With one worker thread, the future of `serve` would run on a second one, and each of its events would
+    // wake both.
     let mut builder = if threads == 1 {
         tokio::runtime::Builder::new_current_thread()
     } else {
@@ -118,7 +120,8 @@ where
     served.map_err(Into::into)
 }
 
-/// Returns the exit code of a process. Logs an error, or prints it to stderr as one line if nothing is logged.
+/// Returns the exit code of a process. Logs an error, or prints it to stderr as one line if nothing is
+/// logged.
 fn exit_code(name: &str, done: Result<(), BoxError>) -> ExitCode {
     use std::io::Write as _;
     let Err(error) = done else { return ExitCode::SUCCESS };

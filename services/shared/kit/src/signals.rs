@@ -14,8 +14,8 @@ pub enum StopReason {
     Interrupt,
 }
 
-/// Installs handlers of SIGTERM and SIGINT, which are in place when this function returns. The future completes with the first signal; a
-/// second one ends the process at once with code 130.
+/// Installs handlers of SIGTERM and SIGINT, which are in place when this function returns. The future
+/// completes with the first signal; a second one ends the process at once with code 130.
 ///
 /// Must be called within a Tokio runtime.
 ///

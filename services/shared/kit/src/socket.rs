@@ -1,4 +1,5 @@
-//! Unix sockets. Servers bind them with a mode and check the client's user. Clients connect lazily and check the server's user.
+//! Unix sockets. Servers bind them with a mode and check the client's user. Clients connect lazily and check
+//! the server's user.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
@@ -23,9 +24,9 @@ use crate::local_authority::LocalAuthority;
 use crate::rate::LogInterval;
 use crate::slots::{ReachedLimit, Share, Slot, Slots};
 
-/// Interval of HTTP/2 keepalive pings on an idle connection. A unix socket reports at once that its peer has ended, so pings only find
-/// a server that is suspended or hangs. Servers of clients that are part of Quintlet send none: a client that is suspended costs its
-/// connection, and nothing waits for it.
+/// Interval of HTTP/2 keepalive pings on an idle connection. A unix socket reports at once that its peer has
+/// ended, so pings only find a server that is suspended or hangs. Servers of clients that are part of
+/// Quintlet send none: a client that is suspended costs its connection, and nothing waits for it.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Time limit for the answer to a ping. The connection is closed after it.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -33,12 +34,12 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Mode of a socket's directory that does not exist yet: only this user and its group may enter.
 const DIR_MODE: u32 = 0o750;
 
-/// Binds a socket with `mode`. Creates its directory if it does not exist, without access for other users. Replaces the socket of
-/// a process that has ended, and of this process.
+/// Binds a socket with `mode`. Creates its directory if it does not exist, without access for other users.
+/// Replaces the socket of a process that has ended, and of this process.
 ///
 /// # Errors
-/// Returns `AddrInUse` if another process serves the socket: its clients must not be taken over. Fails if the directory or the
-/// socket cannot be created.
+/// Returns `AddrInUse` if another process serves the socket: its clients must not be taken over. Fails if the
+/// directory or the socket cannot be created.
 // Blocks: the service has no work before it listens.
 pub fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -52,7 +53,8 @@ pub fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
         let message = format!("{} is in use by another instance (pid {pid})", path.display());
         return Err(io::Error::new(io::ErrorKind::AddrInUse, message));
     }
-    // The socket is bound under a temporary name and renamed, so that it never exists under its name without its mode.
+    // The socket is bound under a temporary name and renamed, so that it never exists under its name without
+    // its mode.
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let prefix = format!(".{name}.");
     let bound = tempfile::Builder::new().prefix(&prefix).make_in(dir, |temp| UnixListener::bind(temp))?;
@@ -62,7 +64,8 @@ pub fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Returns the process that listens at `path`, if any. Returns 0 if its PID is unknown, as in another container.
+/// Returns the process that listens at `path`, if any. Returns 0 if its PID is unknown, as in another
+/// container.
 fn listener_pid(path: &Path) -> Option<i32> {
     use nix::errno::Errno;
     use nix::sys::socket::{
@@ -204,7 +207,8 @@ fn refused() -> Counter {
     )
 }
 
-/// Passes on as many connections as `share` has, of all users and of each user. Closes and counts other connections.
+/// Passes on as many connections as `share` has, of all users and of each user. Closes and counts other
+/// connections.
 pub fn at_most(
     share: Share,
     connections: impl Stream<Item = io::Result<UnixConn>> + Send + 'static,
@@ -225,11 +229,12 @@ pub fn at_most(
     })
 }
 
-/// Interval between log lines of refused connections: a client that connects again and again would fill the log.
+/// Interval between log lines of refused connections: a client that connects again and again would fill the
+/// log.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Logs connections that a socket refuses, since there are too many. Each reason has an interval of its own, so that one does not hide the
-/// other.
+/// Logs connections that a socket refuses, since there are too many. Each reason has an interval of its own,
+/// so that one does not hide the other.
 #[derive(Debug)]
 struct RefusalLog {
     of_user: LogInterval,
@@ -292,19 +297,20 @@ pub fn incoming(
     })
 }
 
-/// Maximum size of the headers and trailers of an answer, in bytes: as Go's gRPC clients have it. A status message is a trailer, and
-/// that of a runtime repeats paths and arguments of a pod. An answer beyond the limit is lost, and with it the reason.
+/// Maximum size of the headers and trailers of an answer, in bytes: as Go's gRPC clients have it. A status
+/// message is a trailer, and that of a runtime repeats paths and arguments of a pod. An answer beyond the
+/// limit is lost, and with it the reason.
 pub const MAX_TRAILERS: u32 = 16 << 20;
 
-/// Returns a channel to the socket at `path` that connects on first use and reconnects as needed. Calls fail at once with
-/// UNAVAILABLE while no process listens or the server is not trusted, see [`connect`].
+/// Returns a channel to the socket at `path` that connects on first use and reconnects as needed. Calls fail
+/// at once with UNAVAILABLE while no process listens or the server is not trusted, see [`connect`].
 #[must_use]
 pub fn channel(path: PathBuf) -> Channel {
     endpoint().connect_with_connector_lazy(tower_connector(path))
 }
 
-/// Does the same as [`channel`] with a window of this size for the connection and for each stream. With hyper's own windows, a server
-/// sends 2 MiB of a stream before its client reads.
+/// Does the same as [`channel`] with a window of this size for the connection and for each stream. With
+/// hyper's own windows, a server sends 2 MiB of a stream before its client reads.
 #[must_use]
 pub fn channel_with_window(path: PathBuf, window: u32) -> Channel {
     let endpoint = endpoint().initial_stream_window_size(window).initial_connection_window_size(window);
@@ -330,11 +336,12 @@ fn tower_connector(
     })
 }
 
-/// Connects to the socket at `path`, if root or the owner of its directory serves it. The directory belongs to the user of the
-/// service, so a socket that another user planted there is not trusted.
+/// Connects to the socket at `path`, if root or the owner of its directory serves it. The directory belongs
+/// to the user of the service, so a socket that another user planted there is not trusted.
 ///
 /// # Errors
-/// Returns `PermissionDenied` if this user may not connect or the server is not trusted. Fails if no process listens.
+/// Returns `PermissionDenied` if this user may not connect or the server is not trusted. Fails if no process
+/// listens.
 pub async fn connect(path: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(path).await?;
     let server = stream.peer_cred()?.uid();
@@ -505,7 +512,8 @@ mod tests {
                     4 => {
                         of_stream = body.chunks(6).find(|s| s[..2] == [0, 4]).map(|s| number(&s[2..]));
                     }
-                    // WINDOW_UPDATE, added to the initial window of a connection. A small increase is sent later.
+                    // WINDOW_UPDATE, added to the initial window of a connection. A small increase is sent
+                    // later.
                     8 => of_connection = Some(number(&body) + 65_535),
                     _ => {}
                 }

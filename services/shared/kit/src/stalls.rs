@@ -1,7 +1,8 @@
 //! Operations on many files whose file systems may hang.
 //!
-//! [`Stalls::run`] runs operations on many paths on one blocking thread. If one of them does not return, the thread is left to it, and
-//! the others are run on another thread without that path. The path is skipped until its operation returns.
+//! [`Stalls::run`] runs operations on many paths on one blocking thread. If one of them does not return, the
+//! thread is left to it, and the others are run on another thread without that path. The path is skipped
+//! until its operation returns.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,8 +13,8 @@ use parking_lot::Mutex;
 
 use crate::task;
 
-/// Hanging operations of one [`Stalls`], each of which holds one of the 512 blocking threads of the process. Nothing begins while there
-/// are so many.
+/// Hanging operations of one [`Stalls`], each of which holds one of the 512 blocking threads of the process.
+/// Nothing begins while there are so many.
 const MAX_STUCK: usize = 16;
 
 /// The paths on which operations hang. Clones share them.
@@ -58,7 +59,8 @@ impl Drop for Operation<'_> {
 }
 
 impl Pass {
-    /// Runs an operation on the file at `path`. Returns `None` if an operation on it hangs, or if the work was abandoned meanwhile.
+    /// Runs an operation on the file at `path`. Returns `None` if an operation on it hangs, or if the work
+    /// was abandoned meanwhile.
     pub fn touch<T>(&self, path: &Path, operation: impl FnOnce() -> T) -> Option<T> {
         {
             let mut state = self.state.lock();
@@ -74,14 +76,16 @@ impl Pass {
         (!self.state.lock().is_abandoned).then_some(done)
     }
 
-    /// Records that the operation in progress has not come to a halt. Returns whether the work is still wanted.
+    /// Records that the operation in progress has not come to a halt. Returns whether the work is still
+    /// wanted.
     pub fn progress(&self) -> bool {
         let mut state = self.state.lock();
         state.steps = state.steps.saturating_add(1);
         !state.is_abandoned
     }
 
-    /// Abandons the work if an operation is in progress and has made no progress since `seen` steps. Returns whether it did.
+    /// Abandons the work if an operation is in progress and has made no progress since `seen` steps. Returns
+    /// whether it did.
     fn abandon(&self, seen: &mut u64) -> bool {
         let mut state = self.state.lock();
         let progressed = std::mem::replace(seen, state.steps) != state.steps;
@@ -94,8 +98,8 @@ impl Pass {
 }
 
 impl Stalls {
-    /// An operation counts as hanging after `stall` without progress. It delays the others once, for twice as long at most. `what` names
-    /// the files in log lines.
+    /// An operation counts as hanging after `stall` without progress. It delays the others once, for twice as
+    /// long at most. `what` names the files in log lines.
     #[must_use]
     pub fn new(what: &'static str, stall: Duration) -> Self {
         Self { what, stuck: Arc::default(), stall }
@@ -106,8 +110,8 @@ impl Stalls {
         has_room.then(|| Arc::new(Pass { stalls: self.clone(), state: Mutex::default() }))
     }
 
-    /// Runs `work` on a blocking thread. If an operation of it hangs, it is run again without that path, so it must allow that. Returns
-    /// `None` while too many operations hang.
+    /// Runs `work` on a blocking thread. If an operation of it hangs, it is run again without that path, so
+    /// it must allow that. Returns `None` while too many operations hang.
     pub async fn run<T: Send + 'static>(
         &self,
         work: impl Fn(&Pass) -> T + Send + Sync + 'static,
@@ -134,8 +138,8 @@ impl Stalls {
         }
     }
 
-    /// Runs `work` on the file at `path` on a blocking thread. Returns `None` if it takes longer than `limit`; the work is completed
-    /// nevertheless.
+    /// Runs `work` on the file at `path` on a blocking thread. Returns `None` if it takes longer than
+    /// `limit`; the work is completed nevertheless.
     pub async fn run_one<T: Send + 'static>(
         &self,
         path: &Path,

@@ -1,7 +1,9 @@
-//! Sockets for subscribers: programs that are not part of Quintlet and read what a service publishes in `quintlet.subscribe.v1`.
+//! Sockets for subscribers: programs that are not part of Quintlet and read what a service publishes in
+//! `quintlet.subscribe.v1`.
 //!
-//! A subscriber reads a stream at its own pace. No service keeps messages for it: a stream is a position in the order of changes, so a
-//! subscriber that is slow or stalled costs its connection and delays no other reader.
+//! A subscriber reads a stream at its own pace. No service keeps messages for it: a stream is a position in
+//! the order of changes, so a subscriber that is slow or stalled costs its connection and delays no other
+//! reader.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
@@ -20,9 +22,9 @@ use crate::server::{GuestLimits, Server};
 use crate::slots::{ReachedLimit, Share, Slot, Slots};
 use crate::socket::{Peer, PeerPolicy, bind_unix};
 
-/// Open streams of one service. Each holds the keys of a snapshot at most, and up to 400 KB of encoded events that its client does not
-/// read, in hyper. What the window of the client allows is held by the client; node-api's windows are small
-/// ([`crate::socket::channel_with_window`]).
+/// Open streams of one service. Each holds the keys of a snapshot at most, and up to 400 KB of encoded events
+/// that its client does not read, in hyper. What the window of the client allows is held by the client;
+/// node-api's windows are small ([`crate::socket::channel_with_window`]).
 pub const STREAMS: usize = 64;
 
 /// Open streams of one user, which cannot take the places of all others.
@@ -128,8 +130,8 @@ impl Drop for Subscription {
     }
 }
 
-/// Serves the gRPC service of `make` to the configured subscribers at `path`, until `stop`. Without any there is no socket. A socket that
-/// cannot be created is logged: the node does its work without subscribers.
+/// Serves the gRPC service of `make` to the configured subscribers at `path`, until `stop`. Without any there
+/// is no socket. A socket that cannot be created is logged: the node does its work without subscribers.
 pub fn serve(
     path: &Path,
     args: &SubscriberArgs,

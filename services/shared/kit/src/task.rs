@@ -10,14 +10,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::contain::{self, Panic, Work, contained_request};
 
-/// Spawns a task. A panic is logged with the task's name and ends the process with [`contain::EXIT_PANIC`], since a restart by
-/// the supervisor is better than a service without one of its tasks. [`contain::contained`] runs the work of one pod inside a task.
+/// Spawns a task. A panic is logged with the task's name and ends the process with [`contain::EXIT_PANIC`],
+/// since a restart by the supervisor is better than a service without one of its tasks.
+/// [`contain::contained`] runs the work of one pod inside a task.
 pub fn spawn<T, F>(name: &'static str, future: F) -> JoinHandle<T>
 where
     F: Future<Output = T> + Send + 'static,
     T: Send + 'static,
 {
-    // An async block would have room for two copies of the future: the captured one, and the one that it awaits.
+    // An async block would have room for two copies of the future: the captured one, and the one that it
+    // awaits.
     let named = AssertUnwindSafe(future).catch_unwind().map(move |done| match done {
         Ok(value) => value,
         Err(panic) => {
@@ -29,7 +31,8 @@ where
     tokio::spawn(named)
 }
 
-/// Spawns a task that serves one client or one pod. A panic is logged with the pod of `work` and ends this task only.
+/// Spawns a task that serves one client or one pod. A panic is logged with the pod of `work` and ends this
+/// task only.
 pub fn spawn_contained<T, F>(
     name: &'static str,
     work: Option<Work>,
@@ -51,8 +54,8 @@ pub async fn main<T>(process: impl Future<Output = T>) -> T {
     }
 }
 
-/// Runs blocking work on a thread for such work. A panic is resumed in the caller, so that it counts as part of the same pod's
-/// work.
+/// Runs blocking work on a thread for such work. A panic is resumed in the caller, so that it counts as part
+/// of the same pod's work.
 ///
 /// Cancellation safety: work that has started is completed, and its result is dropped.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -93,7 +96,8 @@ impl TaskGroup {
         tasks.push((name, spawn(name, future)));
     }
 
-    /// Cancels [`TaskGroup::stopping`] and waits up to `grace` for all tasks. Aborts the remaining tasks and returns their names.
+    /// Cancels [`TaskGroup::stopping`] and waits up to `grace` for all tasks. Aborts the remaining tasks and
+    /// returns their names.
     pub async fn shutdown(&self, grace: Duration) -> Vec<&'static str> {
         self.stop.cancel();
         let tasks = std::mem::take(&mut *self.tasks.lock());

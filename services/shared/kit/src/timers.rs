@@ -1,9 +1,10 @@
 //! Timers of periodic work that fire together, so that an idle process wakes seldom.
 //!
-//! Loops of one period that begin at different times would each wake the process. [`pause`] ends at a multiple of its period since the
-//! boot, so that all loops of 10 s run one after the other, together with every second run of loops of 5 s. It is for
-//! periodic work of a process whose exact time does not matter, not for time limits, back-offs, or periods that a pod names. For those
-//! periods, [`slotted`] moves a time by as much as the caller allows.
+//! Loops of one period that begin at different times would each wake the process. [`pause`] ends at a
+//! multiple of its period since the boot, so that all loops of 10 s run one after the other, together with
+//! every second run of loops of 5 s. It is for periodic work of a process whose exact time does not matter,
+//! not for time limits, back-offs, or periods that a pod names. For those periods, [`slotted`] moves a time
+//! by as much as the caller allows.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -22,8 +23,8 @@ pub fn align() {
     }
 }
 
-/// Waits for `period`; if timers are aligned, between half and one and a half of it. A loop whose work takes less than half of the
-/// period runs once per period.
+/// Waits for `period`; if timers are aligned, between half and one and a half of it. A loop whose work takes
+/// less than half of the period runs once per period.
 pub async fn pause(period: Duration) {
     tokio::time::sleep_until(next_tick(period)).await;
 }
@@ -34,7 +35,8 @@ pub fn next_tick(period: Duration) -> Instant {
     next(BOOT.get().copied(), Instant::now(), period)
 }
 
-/// Returns the time of the first tick of an interval that begins now; if timers are aligned, at most one and a half periods from now.
+/// Returns the time of the first tick of an interval that begins now; if timers are aligned, at most one and
+/// a half periods from now.
 #[must_use]
 pub fn first_tick(period: Duration) -> Instant {
     if BOOT.get().is_some() { next_tick(period) } else { Instant::now() }
@@ -46,8 +48,9 @@ pub fn slotted(at: Instant, slot: Duration) -> Instant {
     slot_at(BOOT.get().copied(), at, slot)
 }
 
-/// Waits between checks of files that another program may replace, such as certificates. They become longer with the time for which the
-/// files have not changed: what is replaced each minute is noticed within two seconds, and files that stay cost hardly a wake-up.
+/// Waits between checks of files that another program may replace, such as certificates. They become longer
+/// with the time for which the files have not changed: what is replaced each minute is noticed within two
+/// seconds, and files that stay cost hardly a wake-up.
 #[derive(Debug)]
 pub struct FileChecks {
     changed: Instant,

@@ -1,5 +1,5 @@
-//! TLS without verification of certificates: for probes and lifecycle hooks, as in the kubelet, and for servers that decide about a
-//! client certificate after the handshake.
+//! TLS without verification of certificates: for probes and lifecycle hooks, as in the kubelet, and for
+//! servers that decide about a client certificate after the handshake.
 
 mod client_certificate;
 
@@ -21,8 +21,9 @@ use x509_parser::x509::SubjectPublicKeyInfo;
 
 pub use client_certificate::unverified_client_certificate;
 
-/// Returns a client configuration that accepts any certificate, as Go's `InsecureSkipVerify`: name, validity and issuer are not
-/// checked, but the server must hold the certificate's key. The caller sets the application protocols.
+/// Returns a client configuration that accepts any certificate, as Go's `InsecureSkipVerify`: name, validity
+/// and issuer are not checked, but the server must hold the certificate's key. The caller sets the
+/// application protocols.
 #[must_use]
 pub fn unverified() -> ClientConfig {
     let provider = Arc::new(crate::crypto::provider());
@@ -44,8 +45,8 @@ pub fn unverified_certificate() -> Arc<dyn ServerCertVerifier> {
 struct Unverified(CryptoProvider);
 
 impl Unverified {
-    /// Verifies a handshake signature with the certificate's key only. rustls' own check requires a version 3 certificate; Go also
-    /// accepts version 1, which appliances and `openssl x509` still create.
+    /// Verifies a handshake signature with the certificate's key only. rustls' own check requires a version 3
+    /// certificate; Go also accepts version 1, which appliances and `openssl x509` still create.
     fn check(
         &self,
         message: &[u8],

@@ -1,8 +1,8 @@
 //! Removes and walks directory trees that a pod created, with any depth, names and links.
 //!
-//! No function recurses, and at most [`OPEN`] directories of a tree are open at once. Directories are opened by name relative to
-//! their parent, so paths may be of any length. No link is followed and no mount is crossed, even if the tree changes
-//! concurrently. All calls block.
+//! No function recurses, and at most [`OPEN`] directories of a tree are open at once. Directories are opened
+//! by name relative to their parent, so paths may be of any length. No link is followed and no mount is
+//! crossed, even if the tree changes concurrently. All calls block.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -26,7 +26,8 @@ const DIRECTORY: OFlags =
 /// Opens a directory that is on the same mount as its parent.
 ///
 /// # Errors
-/// Returns `CrossesDevices` if it is on another mount. Before Linux 5.6, a bind mount of the same file system is not detected.
+/// Returns `CrossesDevices` if it is on another mount. Before Linux 5.6, a bind mount of the same file system
+/// is not detected.
 pub fn open_within(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     match rustix::fs::openat2(parent, name, DIRECTORY, Mode::empty(), ResolveFlags::NO_XDEV) {
         Err(Errno::NOSYS) => {}
@@ -47,8 +48,8 @@ fn is_dots(name: &CStr) -> bool {
     name == c"." || name == c".."
 }
 
-/// Removes a file, a link or a directory with its content. Succeeds if the path does not exist. Links in the parent's path are
-/// followed: only trusted users may be able to change it.
+/// Removes a file, a link or a directory with its content. Succeeds if the path does not exist. Links in the
+/// parent's path are followed: only trusted users may be able to change it.
 ///
 /// # Errors
 /// Fails as [`remove_at`] does.
@@ -86,13 +87,15 @@ impl Level {
     }
 }
 
-/// Removes the entry `name` of `parent`: a file, a link, or a directory with its content. Succeeds if it does not exist.
+/// Removes the entry `name` of `parent`: a file, a link, or a directory with its content. Succeeds if it does
+/// not exist.
 ///
-/// A directory deeper than [`OPEN`] levels is moved to the top of the tree and emptied there. An interrupted call leaves a
-/// smaller tree, which the next call removes.
+/// A directory deeper than [`OPEN`] levels is moved to the top of the tree and emptied there. An interrupted
+/// call leaves a smaller tree, which the next call removes.
 ///
 /// # Errors
-/// Returns `CrossesDevices` if a directory is on another mount, which is left unchanged, and other errors as `unlinkat(2)`.
+/// Returns `CrossesDevices` if a directory is on another mount, which is left unchanged, and other errors as
+/// `unlinkat(2)`.
 pub fn remove_at(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     if !is_directory_after_unlink(parent, name)? {
         return Ok(());
@@ -218,7 +221,8 @@ pub trait Visitor {
         Ok(())
     }
 
-    /// Visits a directory other than the root after [`Visitor::leave`], with its parent. The directory may be removed.
+    /// Visits a directory other than the root after [`Visitor::leave`], with its parent. The directory may be
+    /// removed.
     ///
     /// # Errors
     /// An error ends the walk.
@@ -263,11 +267,12 @@ impl Frame {
     }
 }
 
-/// Walks the tree below the directory `root`. Entries that disappear are skipped. A directory on another mount is visited but
-/// not entered.
+/// Walks the tree below the directory `root`. Entries that disappear are skipped. A directory on another
+/// mount is visited but not entered.
 ///
 /// # Errors
-/// Fails if the visitor fails, a directory cannot be read, or a directory deeper than [`OPEN`] levels is moved elsewhere.
+/// Fails if the visitor fails, a directory cannot be read, or a directory deeper than [`OPEN`] levels is
+/// moved elsewhere.
 pub fn walk<V: Visitor>(root: OwnedFd, visitor: &mut V) -> io::Result<()> {
     let mut frames = vec![Frame::of(root)?];
     while let Some(frame) = frames.last_mut() {
@@ -330,7 +335,8 @@ fn visit(dir: BorrowedFd<'_>, name: &CStr, visitor: &mut impl Visitor) -> io::Re
     }
 }
 
-/// Opens the directory at the root of a walk. The path is trusted except for its last component, which must not be a link.
+/// Opens the directory at the root of a walk. The path is trusted except for its last component, which must
+/// not be a link.
 ///
 /// # Errors
 /// Fails if the path does not exist, is a link, or is not a directory.
@@ -348,7 +354,8 @@ mod tests {
 
     use super::*;
 
-    /// Makes `levels` directories inside one another, each with a file beside the next, and longer than any path.
+    /// Makes `levels` directories inside one another, each with a file beside the next, and longer than any
+    /// path.
     fn deep(root: &Path, levels: usize) {
         let mut at = open_root(root).unwrap();
         for _ in 0..levels {
@@ -359,7 +366,8 @@ mod tests {
         }
     }
 
-    /// A directory for a deep tree, removed by rm: the recursion of `TempDir` would overflow the stack after a failure.
+    /// A directory for a deep tree, removed by rm: the recursion of `TempDir` would overflow the stack after
+    /// a failure.
     struct DeepDir(PathBuf);
 
     impl DeepDir {

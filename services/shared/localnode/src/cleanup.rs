@@ -37,7 +37,8 @@ pub struct Traces {
     pub names: Names,
 }
 
-/// Removes the directory of CNI results if it is empty. Another instance may be about to write into it, so only the last one calls this.
+/// Removes the directory of CNI results if it is empty. Another instance may be about to write into it, so
+/// only the last one calls this.
 pub(crate) fn remove_directory_of_cni_results() {
     let _ = std::fs::remove_dir(CNI_RESULTS);
 }

@@ -55,7 +55,8 @@ pub struct Options {
     pub cni_bin_dir: Option<PathBuf>,
     /// Directory of the lock files of indices, which all instances of a machine share.
     pub lock_dir: PathBuf,
-    /// Address families of pods. IPv6 enables `net.ipv6.conf.all.forwarding`, which stays enabled in the network namespace.
+    /// Address families of pods. IPv6 enables `net.ipv6.conf.all.forwarding`, which stays enabled in the
+    /// network namespace.
     pub families: Families,
     /// Gives pods access to other networks, if iptables works.
     pub masquerade: bool,
@@ -349,7 +350,8 @@ impl Containerd {
         })
     }
 
-    /// Stops the containerd process with SIGTERM, or with SIGKILL if it does not exit in time. Pods continue to run.
+    /// Stops the containerd process with SIGTERM, or with SIGKILL if it does not exit in time. Pods continue
+    /// to run.
     pub async fn end_process(&mut self) {
         // A suspended process does not handle SIGTERM.
         self.signal(Signal::SIGCONT);

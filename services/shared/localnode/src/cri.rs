@@ -34,9 +34,11 @@ pub async fn version(channel: Channel) -> Result<String, Error> {
     Ok(format!("{} {}", reply.runtime_name, reply.runtime_version))
 }
 
-/// Returns the cgroup driver of the runtime, `systemd` or `cgroupfs`, or none if the runtime does not report it.
+/// Returns the cgroup driver of the runtime, `systemd` or `cgroupfs`, or none if the runtime does not report
+/// it.
 ///
-/// containerd before 2.0 does not implement RuntimeConfig. It reports its configuration in the verbose status.
+/// containerd before 2.0 does not implement RuntimeConfig. It reports its configuration in the verbose
+/// status.
 pub async fn cgroup_driver(channel: Channel) -> Result<Option<&'static str>, Error> {
     let mut client = RuntimeServiceClient::new(channel);
     match client.runtime_config(RuntimeConfigRequest {}).await {

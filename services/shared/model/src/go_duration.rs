@@ -82,7 +82,8 @@ pub fn parse(text: &str) -> Result<i64, DurationError> {
     i64::try_from(total).map_err(|_| DurationError::TooLong)
 }
 
-/// Parses up to 19 significant digits, which exceed the longest duration in any unit. Returns `None` for more digits.
+/// Parses up to 19 significant digits, which exceed the longest duration in any unit. Returns `None` for more
+/// digits.
 fn parse_digits(digits: &str) -> Option<i128> {
     let digits = digits.trim_start_matches('0');
     if digits.is_empty() {
@@ -117,7 +118,8 @@ pub fn format(duration: Duration) -> String {
     }
 }
 
-/// Formats a duration in nanoseconds without units of zero: `1m`, `1m30s`, `250ms`, `0s`. [`parse`] reads it as well.
+/// Formats a duration in nanoseconds without units of zero: `1m`, `1m30s`, `250ms`, `0s`. [`parse`] reads it
+/// as well.
 #[must_use]
 pub fn format_short(nanos: i64) -> String {
     if nanos == 0 {

@@ -3,10 +3,11 @@
 use std::fmt::{self, Write as _};
 use std::hash::Hasher as _;
 
-/// Returns the hash of a container definition as in the container's annotation: lower-case hex without padding.
+/// Returns the hash of a container definition as in the container's annotation: lower-case hex without
+/// padding.
 ///
-/// It covers the name and the image only. It equals the kubelet's hash, so that Quintlet and the kubelet can take over each
-/// other's containers.
+/// It covers the name and the image only. It equals the kubelet's hash, so that Quintlet and the kubelet can
+/// take over each other's containers.
 #[must_use]
 pub fn container_hash(name: &str, image: &str) -> String {
     let json = format!("{{\"image\":{},\"name\":{}}}", go_json(image), go_json(name));
@@ -22,7 +23,8 @@ fn go_json(text: &str) -> String {
     escape_as_go(&serde_json::Value::String(text.to_owned()).to_string())
 }
 
-/// Escapes JSON as Go's `encoding/json` does: also the HTML characters `<`, `>` and `&`, and the separators U+2028 and U+2029.
+/// Escapes JSON as Go's `encoding/json` does: also the HTML characters `<`, `>` and `&`, and the separators
+/// U+2028 and U+2029.
 #[must_use]
 pub fn escape_as_go(json: &str) -> String {
     json.replace('<', "\\u003c")
@@ -61,8 +63,8 @@ pub fn check_checksum(found: u64, accepted: &[u64]) -> Result<(), ChecksumMismat
     Err(ChecksumMismatch { found, expected: accepted.first().copied().unwrap_or_default() })
 }
 
-/// Returns the content that kubelet 1.37 writes into a state file a second time, as a text with a checksum of its own. `None` if the file
-/// has neither.
+/// Returns the content that kubelet 1.37 writes into a state file a second time, as a text with a checksum of
+/// its own. `None` if the file has neither.
 ///
 /// # Errors
 /// The checksum is not that of the text, or is missing.
@@ -75,8 +77,8 @@ pub fn checked_text(data: Option<String>, checksum: Option<u64>) -> Result<Optio
     if found == expected { Ok(Some(data)) } else { Err(ChecksumMismatch { found, expected }) }
 }
 
-/// The 32-bit FNV-1a hash of the text that is written to it. The kubelet hashes what Go prints for the data of a state file
-/// (`pkg/kubelet/checkpointmanager/checksum`).
+/// The 32-bit FNV-1a hash of the text that is written to it. The kubelet hashes what Go prints for the data
+/// of a state file (`pkg/kubelet/checkpointmanager/checksum`).
 #[derive(Debug, Clone, Copy)]
 pub struct GoHash(u32);
 

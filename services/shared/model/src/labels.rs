@@ -1,5 +1,5 @@
-//! Labels and annotations that the kubelet sets on sandboxes, containers and pods (`pkg/kubelet/kuberuntime/labels.go`,
-//! `pkg/kubelet/types`).
+//! Labels and annotations that the kubelet sets on sandboxes, containers and pods
+//! (`pkg/kubelet/kuberuntime/labels.go`, `pkg/kubelet/types`).
 
 /// Label: name of the pod.
 pub const POD_NAME: &str = "io.kubernetes.pod.name";
@@ -35,8 +35,8 @@ pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// Pod annotation: time at which the node first saw the pod.
 pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 
-/// Sandbox annotation: the node that created the sandbox. A sandbox without it and without a pod directory belongs to another
-/// client of the runtime.
+/// Sandbox annotation: the node that created the sandbox. A sandbox without it and without a pod directory
+/// belongs to another client of the runtime.
 pub const OWNER_NODE: &str = "quintlet.dev/node";
 /// Pod annotation: period of the probes with `periodSeconds: 1`, in milliseconds.
 pub const PROBE_PERIOD_MS: &str = "quintlet.dev/probe-period-ms";

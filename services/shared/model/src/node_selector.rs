@@ -1,4 +1,5 @@
-//! Node selectors of pods and PersistentVolumes (`component-helpers/scheduling/corev1: MatchNodeSelectorTerms`).
+//! Node selectors of pods and PersistentVolumes
+//! (`component-helpers/scheduling/corev1: MatchNodeSelectorTerms`).
 
 use std::collections::BTreeMap;
 

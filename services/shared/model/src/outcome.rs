@@ -4,14 +4,16 @@ use std::fmt;
 
 /// Metadata of a mutating call: owner epoch of the calling pod-sync, decimal.
 pub const OWNER_EPOCH_HEADER: &str = "quintlet-owner-epoch";
-/// Metadata of a mutating call: time after which it must not be dispatched, in CLOCK_BOOTTIME nanoseconds, decimal.
+/// Metadata of a mutating call: time after which it must not be dispatched, in CLOCK_BOOTTIME nanoseconds,
+/// decimal.
 pub const DEADLINE_HEADER: &str = "quintlet-deadline-boottime-ns";
 
-/// Metadata of a call that repeats an earlier one: earliest time of the first call, in CLOCK_BOOTTIME nanoseconds, decimal.
+/// Metadata of a call that repeats an earlier one: earliest time of the first call, in CLOCK_BOOTTIME
+/// nanoseconds, decimal.
 ///
-/// The call joins an identical call in flight, or returns the result of a completed one. If cri-proxy never received the first
-/// call, it dispatches this one. If cri-proxy started later than that time or has dropped the result, it returns NOT_FOUND
-/// without dispatching the call.
+/// The call joins an identical call in flight, or returns the result of a completed one. If cri-proxy never
+/// received the first call, it dispatches this one. If cri-proxy started later than that time or has dropped
+/// the result, it returns NOT_FOUND without dispatching the call.
 pub const JOIN_ONLY_HEADER: &str = "quintlet-join-only";
 /// Trailer of every forwarded call: the name of an [`Outcome`].
 pub const OUTCOME_TRAILER: &str = "quintlet-outcome";
@@ -27,8 +29,8 @@ pub enum Outcome {
     RuntimeError,
     /// The runtime never received the call. Retry as soon as the service is available again.
     NotDispatched,
-    /// The call may have taken effect. A full observation must precede the next decision. Only if the outcome stays unknown does
-    /// it cause an event, a waiting reason and back-off.
+    /// The call may have taken effect. A full observation must precede the next decision. Only if the outcome
+    /// stays unknown does it cause an event, a waiting reason and back-off.
     Unknown,
 }
 
@@ -44,7 +46,8 @@ impl Outcome {
         }
     }
 
-    /// Parses the trailer. A missing name and a name of a later version mean [`Outcome::Unknown`], the safe choice.
+    /// Parses the trailer. A missing name and a name of a later version mean [`Outcome::Unknown`], the safe
+    /// choice.
     #[must_use]
     pub fn from_name(name: Option<&str>) -> Self {
         match name {

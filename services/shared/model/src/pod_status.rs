@@ -16,7 +16,8 @@ pub const OWNED: &[&str] = &[
     "AllContainersRestarting",
 ];
 
-/// The condition that both the node agent and controllers write (`pkg/kubelet/types: PodConditionSharedByKubelet`).
+/// The condition that both the node agent and controllers write
+/// (`pkg/kubelet/types: PodConditionSharedByKubelet`).
 pub const SHARED: &str = "DisruptionTarget";
 
 /// Fields of the status that other components own.
@@ -41,8 +42,8 @@ pub fn is_terminal(phase: &str) -> bool {
     matches!(phase, "Succeeded" | "Failed")
 }
 
-/// Returns whether two statuses are equal, ignoring the times of conditions and the conditions and fields that other components
-/// own (`pkg/kubelet/status: isPodStatusByKubeletEqual`).
+/// Returns whether two statuses are equal, ignoring the times of conditions and the conditions and fields
+/// that other components own (`pkg/kubelet/status: isPodStatusByKubeletEqual`).
 #[must_use]
 pub fn equal(a: &Value, b: &Value) -> bool {
     strip(a) == strip(b)

@@ -180,7 +180,8 @@ pub fn pod_requests(pod: &Pod) -> ResourceList {
     total
 }
 
-/// Returns the limits of a pod. Overhead raises only limits that exist (`k8s.io/component-helpers/resource: PodLimits`).
+/// Returns the limits of a pod. Overhead raises only limits that exist
+/// (`k8s.io/component-helpers/resource: PodLimits`).
 #[must_use]
 pub fn pod_limits(pod: &Pod) -> ResourceList {
     let mut total = pod_limits_without_overhead(pod);
@@ -276,7 +277,8 @@ pub fn quota_to_milli(quota_us: i64, period_us: i64) -> i64 {
     milli.and_then(|m| i64::try_from(m).ok()).unwrap_or(i64::MAX)
 }
 
-/// Converts cpu.shares to cpu.weight for cgroups of pods and QoS classes. Container weights are set by the OCI runtime.
+/// Converts cpu.shares to cpu.weight for cgroups of pods and QoS classes. Container weights are set by the
+/// OCI runtime.
 #[must_use]
 pub fn shares_to_weight(shares: u64) -> u64 {
     let above = shares.clamp(MIN_SHARES, MAX_SHARES).saturating_sub(MIN_SHARES);
@@ -316,7 +318,8 @@ pub struct PodCgroup {
     pub cpu_period_us: Option<u64>,
     /// memory.max, in bytes.
     pub memory_bytes: Option<i64>,
-    /// hugetlb limits in bytes, by page size as in the resource name (`2Mi`). Page sizes without an entry get 0.
+    /// hugetlb limits in bytes, by page size as in the resource name (`2Mi`). Page sizes without an entry
+    /// get 0.
     pub hugepages: BTreeMap<String, i64>,
     /// pids.max.
     pub pids: Option<i64>,
@@ -421,8 +424,8 @@ pub fn pod_cgroup(pod: &Pod, settings: CgroupSettings) -> PodCgroup {
     cgroup
 }
 
-/// Returns whether a container may use swap with `LimitedSwap`: its pod is Burstable and not critical, and its memory
-/// request differs from its limit.
+/// Returns whether a container may use swap with `LimitedSwap`: its pod is Burstable and not critical, and
+/// its memory request differs from its limit.
 #[must_use]
 pub fn may_swap(pod: &Pod, container: &Container) -> bool {
     let memory = |l: ResourceList| l.get(MEMORY).copied();
@@ -497,7 +500,8 @@ pub fn qos_tiers<'a>(active: impl IntoIterator<Item = &'a Pod>, settings: QosTie
     tiers
 }
 
-/// Returns `oom_score_adj` of a container (`pkg/kubelet/qos: GetContainerOOMScoreAdjust`). `node_memory` is in bytes.
+/// Returns `oom_score_adj` of a container (`pkg/kubelet/qos: GetContainerOOMScoreAdjust`). `node_memory` is
+/// in bytes.
 #[must_use]
 pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 {
     let node_critical = pod::is_critical(pod)

@@ -1,6 +1,7 @@
 //! Exact Kubernetes quantities (`k8s.io/apimachinery/pkg/api/resource: Quantity`).
 //!
-//! A quantity is stored in units of 10⁻⁹, the finest of the format, so that sums and comparisons do not round.
+//! A quantity is stored in units of 10⁻⁹, the finest of the format, so that sums and comparisons do not
+//! round.
 
 use std::fmt;
 use std::iter::Sum;
@@ -51,7 +52,8 @@ impl Quantity {
         Self { nanos: i128::from(value).saturating_mul(NANO / 1000), format: Format::Decimal }
     }
 
-    /// Parses a quantity such as `100m`, `1.5Gi` or `2e3`. Digits beyond 10⁻⁹ are rounded up; values are capped at ±(2^63-1).
+    /// Parses a quantity such as `100m`, `1.5Gi` or `2e3`. Digits beyond 10⁻⁹ are rounded up; values are
+    /// capped at ±(2^63-1).
     ///
     /// # Errors
     /// Fails if the text is not a quantity.
@@ -85,7 +87,8 @@ impl Quantity {
                 scale = scale.saturating_add(i32::from(!in_fraction));
             }
         }
-        // value = digits * 10^scale * 10^ten * multiplier, and nanos = value * 10^9. The multiplier is at most 2^60.
+        // value = digits * 10^scale * 10^ten * multiplier, and nanos = value * 10^9. The multiplier is at
+        // most 2^60.
         let exponent = scale.saturating_add(ten).saturating_add(9);
         let nanos = if digits == 0 {
             0
@@ -112,7 +115,8 @@ impl Quantity {
         Some(Self { nanos: if negative { nanos.saturating_neg() } else { nanos }, format })
     }
 
-    /// Parses a quantity of an API object. An invalid one counts as zero; the API server never stores such a quantity.
+    /// Parses a quantity of an API object. An invalid one counts as zero; the API server never stores such a
+    /// quantity.
     #[must_use]
     pub fn of(api: &ApiQuantity) -> Self {
         Self::parse(&api.0).unwrap_or_default()

@@ -169,7 +169,8 @@ pub struct PodRuntime {
     pub sandboxes: Vec<Sandbox>,
     /// Newest first, ordered by attempt, creation time and id.
     pub containers: Vec<Container>,
-    /// Error of the last inspection if it failed. The other fields are then those of the last successful inspection.
+    /// Error of the last inspection if it failed. The other fields are then those of the last successful
+    /// inspection.
     pub error: Option<String>,
     /// Start of the inspection, by CLOCK_BOOTTIME.
     pub observed: Duration,
@@ -184,8 +185,8 @@ impl PodRuntime {
         Self { pod, sandboxes: Vec::new(), containers: Vec::new(), error: None, observed, cursor }
     }
 
-    /// Sorts sandboxes and containers, newest first. The attempt precedes the creation time, so that an old instance does not become
-    /// the newest when the clock is set back.
+    /// Sorts sandboxes and containers, newest first. The attempt precedes the creation time, so that an old
+    /// instance does not become the newest when the clock is set back.
     pub fn sort(&mut self) {
         self.sandboxes.sort_by(|a, b| {
             (b.attempt, b.created_unix_ns).cmp(&(a.attempt, a.created_unix_ns)).then_with(|| a.id.cmp(&b.id))
@@ -224,7 +225,8 @@ impl PodRuntime {
         self.containers.iter().filter(move |c| Some(&c.sandbox_id) == id.as_ref())
     }
 
-    /// Returns whether no container is running and no sandbox is ready. False while the pod cannot be inspected.
+    /// Returns whether no container is running and no sandbox is ready. False while the pod cannot be
+    /// inspected.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.error.is_none()

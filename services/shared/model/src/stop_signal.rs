@@ -76,8 +76,8 @@ pub fn number(name: &str) -> Option<i32> {
     i32::try_from(place.saturating_add(1)).ok()
 }
 
-/// Returns the API's name of a signal of the CRI. 0 has none: the runtime does not report the signal. Neither has a number of a later
-/// CRI.
+/// Returns the API's name of a signal of the CRI. 0 has none: the runtime does not report the signal. Neither
+/// has a number of a later CRI.
 #[must_use]
 pub fn name(number: i32) -> Option<&'static str> {
     let place = usize::try_from(number).ok()?.checked_sub(1)?;

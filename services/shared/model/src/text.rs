@@ -1,14 +1,18 @@
-//! Lengths of the texts that Quintlet makes from a tenant's input: waiting messages, events, log fields, output of probes.
+//! Lengths of the texts that Quintlet makes from a tenant's input: waiting messages, events, log fields,
+//! output of probes.
 //!
-//! The input may have megabytes, such as the name of an image, and a text is copied into statuses, events and logs of the whole node.
+//! The input may have megabytes, such as the name of an image, and a text is copied into statuses, events and
+//! logs of the whole node.
 
 /// Longest message of a waiting container, of a condition and of a pod's status, in bytes.
 pub const MESSAGE: usize = 4 << 10;
 
-/// Longest sum of the messages of all waiting containers of a pod, in bytes. Each container has an equal share, and [`MESSAGE`] at most.
+/// Longest sum of the messages of all waiting containers of a pod, in bytes. Each container has an equal
+/// share, and [`MESSAGE`] at most.
 pub const MESSAGES: usize = 128 << 10;
 
-/// Longest message of an event, in bytes: the output of a probe (10 KiB, `pkg/probe/exec: maxReadLength`) and the text around it.
+/// Longest message of an event, in bytes: the output of a probe (10 KiB, `pkg/probe/exec: maxReadLength`) and
+/// the text around it.
 pub const EVENT: usize = 12 << 10;
 
 /// Longest output of a hook in the message of its failure, in bytes per stream.

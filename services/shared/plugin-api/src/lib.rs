@@ -1,9 +1,9 @@
-//! The gRPC contracts between a node agent and its plugins: registration, the node side of CSI 1.x, device plugins, and drivers of
-//! dynamic resource allocation.
+//! The gRPC contracts between a node agent and its plugins: registration, the node side of CSI 1.x, device
+//! plugins, and drivers of dynamic resource allocation.
 //!
-//! The files below `proto` have the names and field numbers of the public contracts, without parts that a node agent does not
-//! use. Servers and clients are compiled: the CSI driver, the device plugin and the DRA driver of the tests use
-//! the servers.
+//! The files below `proto` have the names and field numbers of the public contracts, without parts that a
+//! node agent does not use. Servers and clients are compiled: the CSI driver, the device plugin and the DRA
+//! driver of the tests use the servers.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, clippy::all, unreachable_pub)]

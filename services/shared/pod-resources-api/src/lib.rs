@@ -1,7 +1,8 @@
-//! The contract of the kubelet's PodResources API, in the version of Kubernetes 1.37. Agents of the node ask for the devices, CPUs and
-//! memory of containers through it.
+//! The contract of the kubelet's PodResources API, in the version of Kubernetes 1.37. Agents of the node ask
+//! for the devices, CPUs and memory of containers through it.
 //!
-//! The files below `proto` have the names and field numbers of the public contracts. Servers and clients are compiled: the tests use the clients.
+//! The files below `proto` have the names and field numbers of the public contracts. Servers and clients are
+//! compiled: the tests use the clients.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, clippy::all, unreachable_pub)]

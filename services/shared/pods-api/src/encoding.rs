@@ -14,8 +14,8 @@ pub struct Unencodable {
     field: &'static str,
 }
 
-/// Returns a Pod as the Kubernetes API encodes it in protobuf (`v1.Pod.Marshal`). A field that is not set is omitted, also where the API
-/// server writes the default of the type; a reader gets the same object.
+/// Returns a Pod as the Kubernetes API encodes it in protobuf (`v1.Pod.Marshal`). A field that is not set is
+/// omitted, also where the API server writes the default of the type; a reader gets the same object.
 ///
 /// # Errors
 /// A value does not have the type of its field, such as a time that is none.
@@ -164,7 +164,8 @@ mod tests {
         let pod =
             json!({"metadata": {}, "spec": {"containers": [], "volumes": [{"name": "v", "emptyDir": {}}]}});
         assert_eq!(encoded(pod), b"\x0a\x00\x12\x09\x0a\x07\x0a\x01v\x12\x02\x12\x00");
-        // Container: name = 1, livenessProbe = 10. Probe: handler = 1, which has tcpSocket = 3, whose port = 1 is a number or a name.
+        // Container: name = 1, livenessProbe = 10. Probe: handler = 1, which has tcpSocket = 3, whose port =
+        // 1 is a number or a name.
         for (port, bytes) in [
             (
                 json!(80),

@@ -1,6 +1,7 @@
 //! The kubelet's Pods API (KEP-4188): its contract, and the protobuf form of a Pod that its messages carry.
 //!
-//! The types of the API server are JSON only, so [`encode`] writes their protobuf form by a table of fields. No I/O.
+//! The types of the API server are JSON only, so [`encode`] writes their protobuf form by a table of fields.
+//! No I/O.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 

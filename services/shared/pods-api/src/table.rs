@@ -14,7 +14,8 @@ pub(crate) static MESSAGES: LazyLock<Messages> =
 pub(crate) struct Messages(HashMap<&'static str, Vec<Field>>);
 
 impl Messages {
-    /// Returns the fields of a message by ascending number, as they are encoded. A message that the table lacks has none.
+    /// Returns the fields of a message by ascending number, as they are encoded. A message that the table
+    /// lacks has none.
     pub(crate) fn fields(&self, message: &str) -> &[Field] {
         self.0.get(message).map_or(&[], Vec::as_slice)
     }

@@ -20,8 +20,8 @@ pub trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Transport for T {}
 
-/// Connects to the server of an `http` or `https` URL. The certificate of an `https` server must chain to a root that the system
-/// trusts, as in the kubelet.
+/// Connects to the server of an `http` or `https` URL. The certificate of an `https` server must chain to a
+/// root that the system trusts, as in the kubelet.
 ///
 /// # Errors
 /// The URL is invalid, the connection fails, or the certificate is not trusted.

@@ -1,12 +1,13 @@
-//! A client for SPDY/3.1, as far as the streaming server of a container runtime needs it: streams that the client opens, data in
-//! both directions, half-closing.
+//! A client for SPDY/3.1, as far as the streaming server of a container runtime needs it: streams that the
+//! client opens, data in both directions, half-closing.
 //!
-//! The client does not read the server's header blocks, so it needs no dictionary of the protocol. It compresses its own header blocks
-//! without the dictionary, which zlib allows.
+//! The client does not read the server's header blocks, so it needs no dictionary of the protocol. It
+//! compresses its own header blocks without the dictionary, which zlib allows.
 //!
-//! One task reads frames and passes data to the channels of the streams. The channels are bounded: a slow reader of one stream delays the
-//! whole connection. Another task writes frames. Flow control is that of the socket, as with the servers. Both tasks end with the
-//! connection, on [`Connection::close`], and when the last handle is dropped.
+//! One task reads frames and passes data to the channels of the streams. The channels are bounded: a slow
+//! reader of one stream delays the whole connection. Another task writes frames. Flow control is that of the
+//! socket, as with the servers. Both tasks end with the connection, on [`Connection::close`], and when the
+//! last handle is dropped.
 //!
 //! [`Connection::open`] connects to a URL of the runtime. Here the server is the other end of a pipe:
 //!
@@ -147,8 +148,8 @@ impl Writer {
 }
 
 impl Connection {
-    /// Connects to `url` (`http` or `https`) and upgrades to SPDY. `protocols` are the versions of the stream protocol to offer, newest
-    /// first.
+    /// Connects to `url` (`http` or `https`) and upgrades to SPDY. `protocols` are the versions of the stream
+    /// protocol to offer, newest first.
     ///
     /// # Errors
     /// The URL is invalid, the connection fails, or the server refuses the upgrade.
@@ -222,7 +223,8 @@ impl Connection {
 
     /// Opens a stream. Returns none if the connection is closed or has no stream ID left.
     pub async fn stream(&self, headers: &[(&str, &str)]) -> Option<Stream> {
-        // Stream IDs must ascend on the wire, and a compressed block depends on earlier ones: one stream is opened at a time.
+        // Stream IDs must ascend on the wire, and a compressed block depends on earlier ones: one stream is
+        // opened at a time.
         let mut opening = self.shared.opening.lock().await;
         let id = opening.next_id;
         if id > MAX_STREAM_ID {

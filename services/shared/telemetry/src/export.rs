@@ -1,4 +1,5 @@
-//! Spans for an OTLP collector: which traces are exported, what they say about the process, and what became of them.
+//! Spans for an OTLP collector: which traces are exported, what they say about the process, and what became
+//! of them.
 
 use std::time::Duration;
 
@@ -20,8 +21,9 @@ use crate::otlp::{Collector, OnRuntime, OtlpError};
 /// All traces, in traces per million.
 pub const ALL_TRACES: u32 = 1_000_000;
 
-/// Samples traces as their parent says, and those without a parent by a rate (`component-base/tracing: NewProvider`). A trace that is
-/// not sampled is recorded all the same, for the ring.
+/// Samples traces as their parent says, and those without a parent by a rate
+/// (`component-base/tracing: NewProvider`). A trace that is not sampled is recorded all the same, for the
+/// ring.
 #[derive(Debug, Clone)]
 pub(crate) struct ExportSampler(Sampler);
 
@@ -88,7 +90,8 @@ struct ExportLabels {
     result: &'static str,
 }
 
-/// Counts of spans. Those that are sampled and neither exported nor failed wait, or were dropped from a full queue.
+/// Counts of spans. Those that are sampled and neither exported nor failed wait, or were dropped from a full
+/// queue.
 #[derive(Debug, Clone)]
 struct ExportCounts {
     sampled: Counter,
@@ -168,7 +171,8 @@ impl<E: SpanExporter> SpanExporter for CountedExporter<E> {
     }
 }
 
-/// Returns the exporter to a collector, and the counter of the spans for it. The exporter's calls run on the current runtime.
+/// Returns the exporter to a collector, and the counter of the spans for it. The exporter's calls run on the
+/// current runtime.
 pub(crate) fn exporter(
     collector: Collector,
 ) -> Result<(CountedExporter<OnRuntime<opentelemetry_otlp::SpanExporter>>, SampledCounter), OtlpError> {

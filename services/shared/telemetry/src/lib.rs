@@ -1,8 +1,9 @@
 //! Logs, spans, metrics and trace context of every service.
 //!
-//! [`init`] installs the process's subscriber once. Logs go to stderr. Spans go to the in-memory [`SpanRing`], which `debug.v1`
-//! serves, and, if an endpoint is configured, to an OTLP collector through a queue with a thread of its own. No service waits for the
-//! collector: spans that it does not accept are dropped.
+//! [`init`] installs the process's subscriber once. Logs go to stderr. Spans go to the in-memory
+//! [`SpanRing`], which `debug.v1` serves, and, if an endpoint is configured, to an OTLP collector through a
+//! queue with a thread of its own. No service waits for the collector: spans that it does not accept are
+//! dropped.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
@@ -41,10 +42,11 @@ pub struct TelemetryOptions {
     pub log_format: LogFormat,
     /// A `tracing` filter such as `info` or `info,pod_sync=debug`. Empty means `info`.
     pub log_level: String,
-    /// Endpoint of an OTLP collector, such as `http://127.0.0.1:4317`. Without it, the variable `OTEL_EXPORTER_OTLP_ENDPOINT` counts.
-    /// Without both, spans are kept in memory only.
+    /// Endpoint of an OTLP collector, such as `http://127.0.0.1:4317`. Without it, the variable
+    /// `OTEL_EXPORTER_OTLP_ENDPOINT` counts. Without both, spans are kept in memory only.
     pub otlp_endpoint: Option<String>,
-    /// Number of a million traces to export, of those that begin in this process. The others go by the service that began them.
+    /// Number of a million traces to export, of those that begin in this process. The others go by the
+    /// service that began them.
     pub sampling_rate_per_million: u32,
     /// The machine of the process.
     pub machine: Machine,
@@ -143,7 +145,8 @@ pub fn capture(service: &'static str, level: tracing::Level, lines: &Lines) -> t
     tracing_subscriber::registry().with(layer.with_filter(wanted)).into()
 }
 
-/// Returns whether a span is recorded. Spans of the transport are not: they would displace spans about pods in the ring.
+/// Returns whether a span is recorded. Spans of the transport are not: they would displace spans about pods
+/// in the ring.
 fn is_our_span(metadata: &tracing::Metadata<'_>) -> bool {
     const TRANSPORT: [&str; 6] = ["h2", "hyper", "hyper_util", "tonic", "tower", "opentelemetry"];
     let root = metadata.target().split("::").next().unwrap_or_default();

@@ -7,11 +7,13 @@ use parking_lot::Mutex;
 use tracing_subscriber::filter::{EnvFilter, ParseError};
 use tracing_subscriber::reload;
 
-/// Log targets of libraries that are off unless the filter names them. They log failures that their callers handle and log:
-/// the client of the API server logs each refused connection as an error, its watcher each error response.
+/// Log targets of libraries that are off unless the filter names them. They log failures that their callers
+/// handle and log: the client of the API server logs each refused connection as an error, its watcher each
+/// error response.
 pub(crate) const SILENCED_TARGETS: [&str; 2] = ["kube_client::client::builder", "kube_runtime::watcher"];
 
-/// Keeps the audit log (accesses to containers) on, whatever the filter. The last directive for a target applies.
+/// Keeps the audit log (accesses to containers) on, whatever the filter. The last directive for a target
+/// applies.
 const AUDIT_DIRECTIVE: &str = "audit=info";
 
 /// Longest filter, in bytes.
@@ -102,8 +104,8 @@ pub fn replace(text: &str, lasts: bool) -> Result<FilterChange, FilterError> {
     Ok(FilterChange { previous, number: filter.changes })
 }
 
-/// Ends a change that does not last: the filter that was last set to stay applies again. Returns it; `None` if the filter was replaced
-/// meanwhile.
+/// Ends a change that does not last: the filter that was last set to stay applies again. Returns it; `None`
+/// if the filter was replaced meanwhile.
 #[must_use]
 pub fn restore(number: u64) -> Option<String> {
     let mut current = CURRENT.lock();

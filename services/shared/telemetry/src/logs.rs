@@ -22,9 +22,11 @@ use crate::ring::POD_UID;
 
 /// Field of spans and log lines with the name of a pod.
 const POD_NAME: &str = "pod.name";
-/// Field with the cause of a failure, from a fixed list. It distinguishes the faults that one place in the code logs.
+/// Field with the cause of a failure, from a fixed list. It distinguishes the faults that one place in the
+/// code logs.
 const REASON: &str = "reason";
-/// Field with the resource that is watched at the API server. A watch fails for as long as the API server is unreachable.
+/// Field with the resource that is watched at the API server. A watch fails for as long as the API server is
+/// unreachable.
 const WATCH: &str = "watch";
 
 /// The format of log lines.
@@ -77,8 +79,8 @@ impl Lines {
     }
 }
 
-/// Writes events as lines. Repeated faults of one pod, or of one watch of the API server, are written once a minute. A fault is an
-/// event at WARN or above, or an event at INFO with a `reason`.
+/// Writes events as lines. Repeated faults of one pod, or of one watch of the API server, are written once a
+/// minute. A fault is an event at WARN or above, or an event at INFO with a `reason`.
 pub(crate) struct LogLayer {
     service: &'static str,
     format: LogFormat,
@@ -172,8 +174,8 @@ impl Visit for Fields {
     }
 }
 
-/// Longest text of a field, in bytes. A field may have a tenant's text, such as the name of an image. Longer than a message of an event,
-/// so that a log has the whole message.
+/// Longest text of a field, in bytes. A field may have a tenant's text, such as the name of an image. Longer
+/// than a message of an event, so that a log has the whole message.
 const MAX_FIELD: usize = 16 << 10;
 
 fn cut(text: &str) -> &str {
@@ -318,8 +320,9 @@ where
     }
 }
 
-/// Writes a line under a shared lock of the file. `quintctl up` holds the exclusive lock while it truncates a log that is too long.
-/// An output that cannot be locked (a terminal, a pipe, the journal) is written without a lock.
+/// Writes a line under a shared lock of the file. `quintctl up` holds the exclusive lock while it truncates a
+/// log that is too long. An output that cannot be locked (a terminal, a pipe, the journal) is written without
+/// a lock.
 pub fn write_line(out: &mut (impl std::io::Write + AsFd), line: &[u8]) {
     let is_locked = flock(out.as_fd(), FlockOperation::LockShared).is_ok();
     // A closed stderr cannot be reported anywhere.

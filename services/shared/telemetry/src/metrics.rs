@@ -1,7 +1,7 @@
 //! The metrics registry of the process. Each name is registered once.
 //!
-//! The helpers return the existing metric of a name, so that a service that a test starts twice in one process continues the
-//! same series.
+//! The helpers return the existing metric of a name, so that a service that a test starts twice in one
+//! process continues the same series.
 use std::any::Any;
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -29,14 +29,15 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 
 static REGISTRY: OnceLock<Mutex<Registry>> = OnceLock::new();
 
-/// Adds the metrics of the process itself to the registry. Further calls have no effect. Called in `main`: a library that runs in a
-/// test is not the process.
+/// Adds the metrics of the process itself to the registry. Further calls have no effect. Called in `main`: a
+/// library that runs in a test is not the process.
 pub fn register_process_metrics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| registry().register_collector(Box::new(crate::process::Process)));
 }
 
-/// Returns the locked registry of the process, for metrics that the helpers do not cover. Register such a metric only once.
+/// Returns the locked registry of the process, for metrics that the helpers do not cover. Register such a
+/// metric only once.
 pub fn registry() -> MutexGuard<'static, Registry> {
     REGISTRY.get_or_init(Mutex::default).lock()
 }

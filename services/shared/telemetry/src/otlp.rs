@@ -1,7 +1,7 @@
 //! The exporter to an OTLP collector, over gRPC or over HTTP with protobuf.
 //!
-//! Headers and endpoint are those of the standard environment variables, which `opentelemetry-otlp` reads. The protocol, the time limit and
-//! the files of certificates are read here.
+//! Headers and endpoint are those of the standard environment variables, which `opentelemetry-otlp` reads.
+//! The protocol, the time limit and the files of certificates are read here.
 
 #[cfg(test)]
 #[expect(
@@ -91,7 +91,8 @@ impl Collector {
         Ok(Some(Self { protocol, endpoint, timeout: variables.timeout(), tls }))
     }
 
-    /// Returns an exporter to the collector, whose calls run on the current runtime. It connects with the first export.
+    /// Returns an exporter to the collector, whose calls run on the current runtime. It connects with the
+    /// first export.
     pub(crate) fn exporter(self) -> Result<OnRuntime<opentelemetry_otlp::SpanExporter>, OtlpError> {
         let exporter = opentelemetry_otlp::SpanExporter::builder();
         // The limit of the exporter ends retries, and no request over HTTP.

@@ -42,7 +42,8 @@ impl Usage {
 
     /// Parses the contents of /proc/self/stat, /proc/self/status, /proc/self/limits and /proc/stat.
     fn parse(own: &str, status: &str, limits: &str, machine: &str) -> Self {
-        // The name in parentheses may contain any character, so fields are counted from the last parenthesis: the third is next.
+        // The name in parentheses may contain any character, so fields are counted from the last parenthesis:
+        // the third is next.
         let fields: Vec<&str> = own.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         let field = |number: usize| fields.get(number.checked_sub(3)?)?.parse::<u64>().ok();
         #[expect(clippy::cast_precision_loss, reason = "2^53 ticks are three million years")]

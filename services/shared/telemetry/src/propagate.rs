@@ -1,4 +1,5 @@
-//! Propagates the W3C trace context between processes: in the metadata of calls and in the `trace` field of stream messages.
+//! Propagates the W3C trace context between processes: in the metadata of calls and in the `trace` field of
+//! stream messages.
 use opentelemetry::Context;
 use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator as _};
 use opentelemetry::trace::TraceContextExt as _;
@@ -127,7 +128,8 @@ pub fn inject(metadata: &mut MetadataMap) {
     }
 }
 
-/// Makes `span` a child of the remote context in `source`. Has no effect without a context or after the span was entered.
+/// Makes `span` a child of the remote context in `source`. Has no effect without a context or after the span
+/// was entered.
 pub fn set_parent(span: &Span, source: &impl TraceSource) {
     let context = source.trace_context();
     if context.span().span_context().is_valid() {

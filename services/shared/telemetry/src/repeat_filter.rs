@@ -1,4 +1,5 @@
-//! Limits repeated log lines about the same fault of a pod, or of a watch of the API server, to one per minute.
+//! Limits repeated log lines about the same fault of a pod, or of a watch of the API server, to one per
+//! minute.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,7 +10,8 @@ use tracing::callsite::Identifier;
 
 /// Interval between two lines about the same fault.
 pub const REPEAT_INTERVAL: Duration = Duration::from_secs(60);
-/// Faults remembered: 500 pods with eight each. When it is exceeded, faults last logged a minute ago are dropped, then all.
+/// Faults remembered: 500 pods with eight each. When it is exceeded, faults last logged a minute ago are
+/// dropped, then all.
 const CAPACITY: usize = 4096;
 
 /// Identifies a fault: the object, the place in the code that logs it, and the line's `reason`.
@@ -32,7 +34,8 @@ struct LastLine {
 pub(crate) struct RepeatFilter(Mutex<HashMap<Fault, LastLine>>);
 
 impl RepeatFilter {
-    /// Returns `None` if the line must be suppressed, otherwise the number of suppressed lines since the last one.
+    /// Returns `None` if the line must be suppressed, otherwise the number of suppressed lines since the last
+    /// one.
     pub(crate) fn pass(&self, fault: Fault) -> Option<u64> {
         let now = Instant::now();
         let mut logged = self.0.lock();

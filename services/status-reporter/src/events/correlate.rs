@@ -1,7 +1,7 @@
 //! Aggregates, counts and filters events (`client-go/tools/record: EventCorrelator`). No I/O, no clock.
 //!
-//! Keys and messages are kept as hashes of 128 bits, since an entry would consist of the same texts several times. The hashes have
-//! random seeds.
+//! Keys and messages are kept as hashes of 128 bits, since an entry would consist of the same texts several
+//! times. The hashes have random seeds.
 
 use std::hash::{BuildHasher as _, Hash, RandomState};
 use std::num::NonZeroUsize;
@@ -22,7 +22,8 @@ const ENTRIES: NonZeroUsize = NonZeroUsize::new(4096).expect("4096 is not zero")
 /// Distinct messages after which similar events are aggregated (`defaultAggregateMaxEvents`).
 const MAX_SIMILAR: usize = 10;
 
-/// Interval without a similar event after which the aggregation starts again (`defaultAggregateIntervalInSeconds`).
+/// Interval without a similar event after which the aggregation starts again
+/// (`defaultAggregateIntervalInSeconds`).
 const SIMILAR_WINDOW: Duration = Duration::from_secs(600);
 
 /// Burst of events of one object (`defaultSpamBurst`).
@@ -101,7 +102,8 @@ struct TokenBucket {
     last: Timestamp,
 }
 
-/// Returns an empty cache of [`ENTRIES`]. Unlike one that is created with its capacity, it takes memory only for what it has.
+/// Returns an empty cache of [`ENTRIES`]. Unlike one that is created with its capacity, it takes memory only
+/// for what it has.
 fn cache<K: Hash + Eq, V>() -> LruCache<K, V> {
     let mut cache = LruCache::unbounded();
     cache.resize(ENTRIES);
@@ -133,8 +135,8 @@ impl Correlator {
         }
     }
 
-    /// Aggregates, counts and filters, in this order, so that filtered events are counted, too. An event has the time of its
-    /// occurrence; aggregates and the filter follow `now`.
+    /// Aggregates, counts and filters, in this order, so that filtered events are counted, too. An event has
+    /// the time of its occurrence; aggregates and the filter follow `now`.
     pub fn decide(&mut self, occurrence: &Occurrence, now: Timestamp) -> Decision {
         let Occurrence { kind, namespace, name, uid, event_type, reason, .. } = occurrence;
         let object = (kind, namespace, name, uid);

@@ -91,8 +91,8 @@ impl Occurrence {
     }
 }
 
-/// Returns `<object>.<nanoseconds in hex>`, or a random name where that is longer than an object's name may be
-/// (client-go/tools/internal/events: GenerateEventName).
+/// Returns `<object>.<nanoseconds in hex>`, or a random name where that is longer than an object's name may
+/// be (client-go/tools/internal/events: GenerateEventName).
 fn event_name(object: &str, at: Timestamp) -> String {
     let name = format!("{object}.{:x}", at.as_nanosecond());
     if name.len() > MAX_NAME { format!("{:032x}", rand::random::<u128>()) } else { name }

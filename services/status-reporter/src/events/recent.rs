@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-/// IDs that are kept. pod-sync sends one event after the other, so that only the last event of a process that ended can be sent again.
+/// IDs that are kept. pod-sync sends one event after the other, so that only the last event of a process that
+/// ended can be sent again.
 const KEPT: usize = 64;
 
 /// IDs of the last events.

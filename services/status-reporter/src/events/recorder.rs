@@ -105,8 +105,8 @@ impl Recorder {
         Self { queue: Some((queue, clock)), metrics, node_uid }
     }
 
-    /// Sets the UID of the Node, for events of the node that are written from now on. Events before have no UID
-    /// (`pkg/kubelet: nodeRefWithUID`).
+    /// Sets the UID of the Node, for events of the node that are written from now on. Events before have no
+    /// UID (`pkg/kubelet: nodeRefWithUID`).
     pub fn set_node_uid(&self, uid: &str) {
         let mut known = self.node_uid.lock();
         if *known != uid {
@@ -114,13 +114,14 @@ impl Recorder {
         }
     }
 
-    /// Queues an event and does not wait. Returns false if the event is lost: the queue is full, or the recorder has stopped.
+    /// Queues an event and does not wait. Returns false if the event is lost: the queue is full, or the
+    /// recorder has stopped.
     pub fn record(&self, occurrence: Occurrence) -> bool {
         self.enqueue(0, occurrence).is_ok()
     }
 
-    /// Queues an event and waits until it is written or dropped. An event with the ID of a recent one is a repetition and is not
-    /// written again; `id` 0: no ID.
+    /// Queues an event and waits until it is written or dropped. An event with the ID of a recent one is a
+    /// repetition and is not written again; `id` 0: no ID.
     pub async fn write(&self, id: u64, occurrence: Occurrence) -> EventOutcome {
         match self.enqueue(id, occurrence) {
             Ok(done) => done.await.map_or(EventOutcome::Stopped, |()| EventOutcome::Done),

@@ -1,4 +1,5 @@
-//! The parts of the Node that an external cloud controller owns (`pkg/kubelet/nodestatus: NodeAddress`). No I/O.
+//! The parts of the Node that an external cloud controller owns (`pkg/kubelet/nodestatus: NodeAddress`). No
+//! I/O.
 
 use std::net::IpAddr;
 
@@ -37,10 +38,11 @@ impl CloudProvider {
         }
     }
 
-    /// Sets the addresses of the Node and the annotation about them. `node` has the addresses that the node found.
+    /// Sets the addresses of the Node and the annotation about them. `node` has the addresses that the node
+    /// found.
     ///
-    /// Addresses that the Node has stay, since the cloud controller sets them. Without `--node-ip` a new Node has its host name only,
-    /// until the cloud controller sets addresses.
+    /// Addresses that the Node has stay, since the cloud controller sets them. Without `--node-ip` a new Node
+    /// has its host name only, until the cloud controller sets addresses.
     pub fn set_addresses(&self, node: &mut Value, live: &Value) {
         self.set_annotation(node);
         let Self::External { node_ips } = self else { return };
@@ -54,7 +56,8 @@ impl CloudProvider {
         }
     }
 
-    /// Lets a patch of addresses fail if the Node has changed since `live`, as the cloud controller may have set them meanwhile.
+    /// Lets a patch of addresses fail if the Node has changed since `live`, as the cloud controller may have
+    /// set them meanwhile.
     pub fn guard_addresses(&self, patch: &mut Value, live: &Value) {
         let is_external = matches!(self, Self::External { .. });
         if is_external && patch["status"].get("addresses").is_some() {

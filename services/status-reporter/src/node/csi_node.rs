@@ -1,8 +1,9 @@
-//! The CSINode object, and the annotation and labels that CSI drivers add to the Node (`pkg/volume/csi/nodeinfomanager`).
+//! The CSINode object, and the annotation and labels that CSI drivers add to the Node
+//! (`pkg/volume/csi/nodeinfomanager`).
 //!
-//! A driver is added to the Node before it is added to the CSINode, and removed from it after. The health of the drivers' storage is the
-//! status of the CSINode ([`storage_health`]). Nothing waits for it, since only an API server with the feature gate `CSIVolumeHealth`
-//! stores it.
+//! A driver is added to the Node before it is added to the CSINode, and removed from it after. The health of
+//! the drivers' storage is the status of the CSINode ([`storage_health`]). Nothing waits for it, since only
+//! an API server with the feature gate `CSIVolumeHealth` stores it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -103,7 +104,8 @@ pub fn remove_from_node(node: &Value, removed: &BTreeSet<String>) -> Option<Valu
     Some(json!({"metadata": {"annotations": {NODE_ID: annotation}}}))
 }
 
-/// Returns the node IDs by driver. An annotation that is no map of strings counts as empty: only agents write it.
+/// Returns the node IDs by driver. An annotation that is no map of strings counts as empty: only agents write
+/// it.
 fn node_ids(node: &Value) -> BTreeMap<String, String> {
     serde_json::from_str(text(&node["metadata"]["annotations"], NODE_ID)).unwrap_or_default()
 }
@@ -121,8 +123,8 @@ pub enum CsiNodeWrite {
 
 /// Returns the next write of the CSINode of a Node; `None` if there is none.
 ///
-/// A driver in `blocked` is not added. Node ID and topology keys of an entry cannot be changed: the entry is removed in one write and
-/// added in the next.
+/// A driver in `blocked` is not added. Node ID and topology keys of an entry cannot be changed: the entry is
+/// removed in one write and added in the next.
 #[must_use]
 pub fn next_step(
     live: Option<&Value>,
@@ -280,7 +282,8 @@ impl CsiNodeKeeper {
                 }
             };
             let wait = tokio::time::sleep(wait);
-            // A dropped branch loses nothing: the state is read again. The board has a sender of both channels.
+            // A dropped branch loses nothing: the state is read again. The board has a sender of both
+            // channels.
             if is_failing {
                 wait.await;
             } else {
@@ -406,7 +409,8 @@ impl CsiNodeKeeper {
                 }
                 Err(ApiFailure::Conflict(_)) => memory.csi_node = Some(self.api.get(&path).await?),
                 Err(failure @ ApiFailure::NotFound(_)) => {
-                    // A CSINode that was deleted is created again. An API server without the feature does not serve the status.
+                    // A CSINode that was deleted is created again. An API server without the feature does not
+                    // serve the status.
                     memory.csi_node = Some(self.api.get(&path).await?);
                     self.health_refused(memory, &failure.to_string());
                     return Ok(());
@@ -527,7 +531,8 @@ mod tests {
         assert_eq!(remove(None), None);
     }
 
-    /// Applies the steps until there is none, as an API server that takes all of them. Returns the number of steps.
+    /// Applies the steps until there is none, as an API server that takes all of them. Returns the number of
+    /// steps.
     fn settle(live: &mut Option<Value>, volumes: &Volumes, blocked: &BTreeSet<String>) -> usize {
         for at in 0..10 {
             match next_step(live.as_ref(), &node(&json!({}), None), volumes, blocked) {

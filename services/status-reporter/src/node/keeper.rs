@@ -95,7 +95,8 @@ impl NodeKeeper {
             if !*self.is_free.borrow() && self.is_own(&live) {
                 self.is_free.send_replace(true);
             }
-            // Other clients write the Node, too: the node controller sets conditions to Unknown, and users cordon and label.
+            // Other clients write the Node, too: the node controller sets conditions to Unknown, and users
+            // cordon and label.
             let is_old = last_read.elapsed() >= self.update_every;
             let fresh = !is_old || self.read_again(&mut live, &mut failures).await;
             if is_old && fresh {
@@ -126,7 +127,8 @@ impl NodeKeeper {
                         self.volumes.publish(&live, &report);
                     }
                     Err(failure) => {
-                        // After a conflict, the Node that another client wrote is read, and the write is decided again.
+                        // After a conflict, the Node that another client wrote is read, and the write is
+                        // decided again.
                         if !matches!(failure, ApiFailure::Conflict(_)) {
                             failures = failures.saturating_add(1);
                             if failures == 1 {
@@ -162,9 +164,10 @@ impl NodeKeeper {
         }
     }
 
-    /// Reads the Node from the cache of the API server, which costs no read of etcd (`pkg/kubelet: tryUpdateNodeStatus`). After a
-    /// conflict, the Node is read from etcd. Returns false, and keeps the old object, if the read fails. A cache that has not seen
-    /// the last write keeps the old object, too.
+    /// Reads the Node from the cache of the API server, which costs no read of etcd
+    /// (`pkg/kubelet: tryUpdateNodeStatus`). After a conflict, the Node is read from etcd. Returns false, and
+    /// keeps the old object, if the read fails. A cache that has not seen the last write keeps the old
+    /// object, too.
     async fn read_again(&self, live: &mut Value, failures: &mut u32) -> bool {
         match self.api.get(&format!("{}?resourceVersion=0", node_path(&self.name))).await {
             Ok(read) => {
@@ -267,8 +270,8 @@ impl NodeKeeper {
                 }
                 Err(failure) => {
                     failures = failures.saturating_add(1);
-                    // A renewal before pod-sync has read the Lease would look like that of an agent on another machine. The Lease cannot be
-                    // renewed either while the server does not answer.
+                    // A renewal before pod-sync has read the Lease would look like that of an agent on
+                    // another machine. The Lease cannot be renewed either while the server does not answer.
                     let is_unreadable =
                         !matches!(failure, ApiFailure::Unreachable(_)) && failures >= READ_FAILURES;
                     if is_unreadable || matches!(failure, ApiFailure::NotFound(_)) {
@@ -289,8 +292,8 @@ impl NodeKeeper {
         self.report_every.mul_f64(0.5 + rand::random::<f64>())
     }
 
-    /// Returns whether the Node is that of this machine, or of none yet. pod-sync reports facts after it has checked that no agent on
-    /// another machine uses the name.
+    /// Returns whether the Node is that of this machine, or of none yet. pod-sync reports facts after it has
+    /// checked that no agent on another machine uses the name.
     fn is_own(&self, live: &Value) -> bool {
         let facts = self.facts.snapshot();
         self.machine.has(live) || facts.iter().any(|facts| own::is_same(live, &facts.node))
@@ -327,7 +330,8 @@ impl NodeKeeper {
     }
 }
 
-/// Returns whether an object is an earlier version of the same Node. A Node that was created again may have any version.
+/// Returns whether an object is an earlier version of the same Node. A Node that was created again may have
+/// any version.
 fn is_older(read: &Value, live: &Value) -> bool {
     let metadata =
         |object: &Value, field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();

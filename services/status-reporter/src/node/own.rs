@@ -1,20 +1,22 @@
 //! Whether the Node is that of this machine.
 //!
-//! Until it is, this service leaves the Node, its Lease and its CSINode alone: an agent on another machine may use the name, and
-//! pod-sync decides about that.
+//! Until it is, this service leaves the Node, its Lease and its CSINode alone: an agent on another machine
+//! may use the name, and pod-sync decides about that.
 
 use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::status::text;
 
-/// Waits until the Node is that of this machine, there is none, or it cannot be read from a server that answers.
+/// Waits until the Node is that of this machine, there is none, or it cannot be read from a server that
+/// answers.
 pub async fn wait(mut is_free: watch::Receiver<bool>) {
     // An error means that the keeper of the Node has ended, as this task is about to.
     let _ = is_free.wait_for(|is_free| *is_free).await;
 }
 
-/// IDs of this machine that a service without root can read. The ID of the boot is that of the host in a container, too.
+/// IDs of this machine that a service without root can read. The ID of the boot is that of the host in a
+/// container, too.
 #[derive(Debug, Clone)]
 pub struct LocalMachine {
     machine: String,

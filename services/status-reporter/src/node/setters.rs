@@ -131,7 +131,8 @@ fn overlay_map(node: &mut Value, facts: &Value, field: &str) {
     }
 }
 
-/// Returns the strategic merge patch for `nodes/status`. With `heartbeat`, differing heartbeats suffice for a patch.
+/// Returns the strategic merge patch for `nodes/status`. With `heartbeat`, differing heartbeats suffice for a
+/// patch.
 #[must_use]
 pub fn patch(live: &Value, desired: &Value, heartbeat: bool) -> Option<Value> {
     let mut metadata = Map::new();
@@ -219,8 +220,8 @@ const ADOPTED_LABELS: [&str; 12] = [
     "node.kubernetes.io/windows-build",
 ];
 
-/// Adds the default labels and the annotation of the initial Node to an existing one. Other labels belong to the clients
-/// that manage the Node.
+/// Adds the default labels and the annotation of the initial Node to an existing one. Other labels belong to
+/// the clients that manage the Node.
 #[must_use]
 pub fn adopt(live: &Value, initial: &Value) -> Value {
     let mut node = live.clone();

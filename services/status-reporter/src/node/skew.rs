@@ -42,7 +42,8 @@ fn compare(version: &Value) -> Option<VersionSkew> {
     })
 }
 
-/// Logs once if the version of the API server is not supported. Returns when the version is read, or cannot be read.
+/// Logs once if the version of the API server is not supported. Returns when the version is read, or cannot
+/// be read.
 pub async fn run(api: ApiClient, stop: CancellationToken) {
     // The check is repeated by the next process.
     tokio::select! {

@@ -1,4 +1,5 @@
-//! `CSINode.status.storageHealth`: what is wrong with the storage behind the CSI drivers (`nodeinfomanager: UpdateCSINodeStorageHealth`).
+//! `CSINode.status.storageHealth`: what is wrong with the storage behind the CSI drivers
+//! (`nodeinfomanager: UpdateCSINodeStorageHealth`).
 
 use std::collections::BTreeMap;
 
@@ -34,10 +35,11 @@ fn of(csi_node: &Value) -> Vec<StorageHealth> {
     serde_json::from_value(csi_node["status"]["storageHealth"].clone()).unwrap_or_default()
 }
 
-/// Returns the list that the CSINode is to have; `None` if it has the same drivers with the same statuses, reasons and modes.
+/// Returns the list that the CSINode is to have; `None` if it has the same drivers with the same statuses,
+/// reasons and modes.
 ///
-/// A driver without known health keeps its entry, a driver whose storage is well or that was removed has none. As in the kubelet, another
-/// message is no change.
+/// A driver without known health keeps its entry, a driver whose storage is well or that was removed has
+/// none. As in the kubelet, another message is no change.
 #[must_use]
 pub fn next_list(csi_node: &Value, volumes: &Volumes, now: Timestamp) -> Option<Vec<StorageHealth>> {
     let live = of(csi_node);
@@ -61,7 +63,8 @@ pub fn next_list(csi_node: &Value, volumes: &Volumes, now: Timestamp) -> Option<
     (is_changed || list.len() != live.len()).then_some(list)
 }
 
-/// Returns the entry of a driver, or `None` if nothing is wrong with its storage. A condition that was there before keeps its time.
+/// Returns the entry of a driver, or `None` if nothing is wrong with its storage. A condition that was there
+/// before keeps its time.
 fn with_times(
     name: &str,
     wanted: &[StorageCondition],
@@ -78,14 +81,16 @@ fn with_times(
     (!health_conditions.is_empty()).then(|| StorageHealth { name: name.to_owned(), health_conditions })
 }
 
-/// Returns the merge patch of the status. The API server refuses it once another client has written the object.
+/// Returns the merge patch of the status. The API server refuses it once another client has written the
+/// object.
 #[must_use]
 pub fn patch(csi_node: &Value, list: &[StorageHealth]) -> Value {
     let version = &csi_node["metadata"]["resourceVersion"];
     json!({"metadata": {"resourceVersion": version}, "status": {"storageHealth": list}})
 }
 
-/// Returns whether an API server that has accepted a list has also stored it. One without the feature drops the field.
+/// Returns whether an API server that has accepted a list has also stored it. One without the feature drops
+/// the field.
 #[must_use]
 pub fn is_stored(csi_node: &Value, list: &[StorageHealth]) -> bool {
     let stored = of(csi_node);
@@ -104,7 +109,8 @@ mod tests {
 
     /// Reason and message.
     type Conditions<'a> = &'a [(&'a str, &'a str)];
-    /// Drivers with what they report, removed drivers, and the list after that of the row before; `None` for no write.
+    /// Drivers with what they report, removed drivers, and the list after that of the row before; `None` for
+    /// no write.
     type Row<'a> = (&'a [(&'a str, Option<Conditions<'a>>)], &'a [&'a str], Option<&'a str>);
 
     fn driver(conditions: Option<Conditions<'_>>) -> Driver {

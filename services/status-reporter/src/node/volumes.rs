@@ -137,7 +137,8 @@ impl VolumeBoard {
     }
 }
 
-/// Sets `status.volumesInUse` of a Node (`pkg/kubelet/nodestatus: VolumesInUse`). Without a list of pod-sync, it stays.
+/// Sets `status.volumesInUse` of a Node (`pkg/kubelet/nodestatus: VolumesInUse`). Without a list of pod-sync,
+/// it stays.
 pub fn set_in_use(node: &mut Value, volumes: &Volumes) {
     // The API server leaves out an empty list.
     if let Some(in_use) = &volumes.in_use

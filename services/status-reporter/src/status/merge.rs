@@ -6,8 +6,8 @@ use super::{FOREIGN_FIELDS, OWNED, SHARED, condition, is_terminal, is_true, list
 
 /// Merges `desired` into `live`.
 ///
-/// Conditions and fields of other clients stay as in `live`. While containers `could_run`, the phase does not become
-/// terminal. A terminal pod is never ready. `now` is RFC 3339 in seconds, for conditions that change.
+/// Conditions and fields of other clients stay as in `live`. While containers `could_run`, the phase does not
+/// become terminal. A terminal pod is never ready. `now` is RFC 3339 in seconds, for conditions that change.
 #[must_use]
 pub fn merge(live: &Value, desired: &Value, could_run: bool, now: &str) -> Value {
     let mut merged = desired.clone();

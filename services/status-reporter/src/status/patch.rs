@@ -36,7 +36,8 @@ const WHOLE_LISTS: [&str; 3] = ["podIPs", "hostIPs", "volumeHealth"];
 pub enum Base {
     /// The base is the last answer of the API server, or newer. The patch has the differences.
     Known,
-    /// The base may be older than the last write. The patch has all owned fields, so that its result does not depend on the base.
+    /// The base may be older than the last write. The patch has all owned fields, so that its result does not
+    /// depend on the base.
     Claimed,
 }
 

@@ -764,7 +764,8 @@ async fn event_writes_observe_the_configured_rate() {
     stop.cancel();
 }
 
-/// A call that the server takes while the process stops. Its client sends the event to the next process, if it learns that this one stops.
+/// A call that the server takes while the process stops. Its client sends the event to the next process, if
+/// it learns that this one stops.
 #[tokio::test(start_paused = true)]
 async fn an_event_after_the_stop_is_not_taken_for_one_beyond_a_full_queue() {
     let client = status_reporter::api::ApiClient::following(watch::channel(None).1, Purpose::Events);

@@ -610,9 +610,9 @@ impl EndAt {
     }
 }
 
-/// Runs `operations` once for each failpoint that they reach, and ends the agent there. `resume` then gets a new
-/// agent and the number of the failpoint. Nothing must be mounted or left at the end of each run. Returns the
-/// number of failpoints.
+/// Runs `operations` once for each failpoint that they reach, and ends the agent there. `resume` then gets a
+/// new agent and the number of the failpoint. Nothing must be mounted or left at the end of each run. Returns
+/// the number of failpoints.
 async fn end_at_each_step(
     operations: impl AsyncFn(&Machine, &Agent),
     resume: impl AsyncFn(&Machine, &Agent, usize),

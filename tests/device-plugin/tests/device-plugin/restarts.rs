@@ -47,7 +47,8 @@ async fn a_running_pod_keeps_its_devices_whatever_becomes_of_its_plugin() {
     tokio::time::sleep(GRACE * 2).await;
     agent.wait_count(GPU, 0, 0).await;
     assert_eq!(again().await, Ok("d1".to_owned()));
-    // The plugin returns without the device, and then with another one. No other pod gets the one that is held.
+    // The plugin returns without the device, and then with another one. No other pod gets the one that is
+    // held.
     let plugin = agent.serving(GPU, &["!d1"]).await;
     assert_eq!(again().await, Ok("d1".to_owned()));
     plugin.list(&["d1", "d2"]);

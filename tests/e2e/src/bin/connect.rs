@@ -1,6 +1,7 @@
-//! Tries sockets as one user, for the test of socket permissions: `connect UID GID GROUPS SOCKET...`, where GROUPS is a
-//! comma-separated list or `-`. Prints a line `SOCKET OUTCOME` for each. `connect UID GID GROUPS serve SOCKET` listens instead.
-//! `connect UID GID GROUPS retry SOCKET` prints the status code of `PodSync.Retry` for a pod that does not exist.
+//! Tries sockets as one user, for the test of socket permissions: `connect UID GID GROUPS SOCKET...`, where
+//! GROUPS is a comma-separated list or `-`. Prints a line `SOCKET OUTCOME` for each.
+//! `connect UID GID GROUPS serve SOCKET` listens instead. `connect UID GID GROUPS retry SOCKET` prints the
+//! status code of `PodSync.Retry` for a pod that does not exist.
 //!
 //! OUTCOME is `all` if every method may be called, `health` if only health and metrics may, or `nothing`.
 #![allow(clippy::print_stdout, reason = "it is what the test reads")]

@@ -126,8 +126,8 @@ async fn start_and_termination_of_an_api_pod_are_one_trace_each() {
     lives_and_goes(Options::with_api("api")).await;
 }
 
-/// `QUINTLET_KUBECONFIG=admin.kubeconfig QUINTLET_NODE=NAME QUINTLET_NODE_KUBECONFIG=node.kubeconfig cargo nextest run -p quintlet-e2e
-/// --run-ignored only real`, where no node NAME runs.
+/// `QUINTLET_KUBECONFIG=admin.kubeconfig QUINTLET_NODE=NAME QUINTLET_NODE_KUBECONFIG=node.kubeconfig cargo nextest run -p quintlet-e2e --run-ignored only real`,
+/// where no node NAME runs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a real cluster in QUINTLET_KUBECONFIG, QUINTLET_NODE_KUBECONFIG and QUINTLET_NODE"]
 async fn start_and_termination_of_a_pod_of_a_real_api_server_are_one_trace_each() {

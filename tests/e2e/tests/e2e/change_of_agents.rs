@@ -17,7 +17,8 @@ use serde_json::{Value, json};
 /// Environment variables with the paths of the kubelet and of csi-node-driver-registrar.
 const PROGRAMS: [&str; 2] = ["QUINTLET_KUBELET", "QUINTLET_REGISTRAR"];
 
-/// Returns a pod with a volume of each way of mounting: claims of file systems and of devices, subpaths, files of objects, tmpfs.
+/// Returns a pod with a volume of each way of mounting: claims of file systems and of devices, subpaths,
+/// files of objects, tmpfs.
 fn pod(name: &str) -> Value {
     let script = "echo x >> /data/starts; echo x >> /empty/starts; trap 'exit 0' TERM; sleep 100000 & wait";
     let mut pod = pods::script(name, script);

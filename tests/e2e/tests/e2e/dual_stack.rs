@@ -1,5 +1,5 @@
-//! Tests pods with IPv6 addresses on a real runtime: dual-stack with either primary family, and IPv6 only. Each node has a network
-//! namespace of its own, with one interface.
+//! Tests pods with IPv6 addresses on a real runtime: dual-stack with either primary family, and IPv6 only.
+//! Each node has a network namespace of its own, with one interface.
 
 use std::net::IpAddr;
 use std::process::Command;
@@ -16,7 +16,8 @@ const V6: &str = "2001:db8::2";
 /// Port of the server for gRPC probes.
 const GRPC_PORT: u16 = 9000;
 
-/// Runs a test in a network namespace with an interface that has these addresses and the default routes of their families.
+/// Runs a test in a network namespace with an interface that has these addresses and the default routes of
+/// their families.
 fn in_namespace<F: Future<Output = ()>>(
     addresses: &'static [&str],
     test: impl FnOnce() -> F + Send + 'static,
@@ -82,7 +83,8 @@ fn web() -> Value {
     pod
 }
 
-/// Returns a web server in the node's network, probed by the IPv6 loopback address and, by gRPC, by the node's address.
+/// Returns a web server in the node's network, probed by the IPv6 loopback address and, by gRPC, by the
+/// node's address.
 fn of_host() -> Value {
     let mut pod = pods::script(
         "host",
@@ -110,7 +112,8 @@ async fn node_page(node: &Node, path: &str) -> Result<String, String> {
     page(host, port.parse().unwrap(), &path).await.map_err(|e| e.to_string())
 }
 
-/// Starts pods on a node with these addresses, the first of which is primary, and checks their addresses, probes and statistics.
+/// Starts pods on a node with these addresses, the first of which is primary, and checks their addresses,
+/// probes and statistics.
 async fn check(name: &'static str, families: Families, node_ips: &[&str]) {
     serve_health().await;
     let extra = vec![("pod-sync", format!("--node-ip={}", node_ips.join(",")))];

@@ -12,14 +12,15 @@ use tokio::time::Instant;
 /// Duration of a hang.
 const HANG: Duration = Duration::from_secs(5);
 
-/// Time that a pod created during a fault may take after its end, in addition to twice that of an ordinary pod: on a busy machine, the
-/// connections and the lists that precede its start are slow, too.
+/// Time that a pod created during a fault may take after its end, in addition to twice that of an ordinary
+/// pod: on a busy machine, the connections and the lists that precede its start are slow, too.
 const CAUGHT_UP: Duration = Duration::from_secs(2);
 
 const NAMES: [&str; 3] = ["web-0", "web-1", "plain"];
 
-/// Asserts that a pod created during a fault is Ready soon after its end. `before` is the start time of a pod before the faults. Other
-/// tests may have made the machine busy since then: a pod that takes longer is compared with one that is created after it.
+/// Asserts that a pod created during a fault is Ready soon after its end. `before` is the start time of a pod
+/// before the faults. Other tests may have made the machine busy since then: a pod that takes longer is
+/// compared with one that is created after it.
 async fn assert_catches_up(node: &Node, what: &str, pod: &Value, ended: Instant, before: Duration) {
     let name = pod["metadata"]["name"].as_str().unwrap();
     node.wait_ready(name).await;

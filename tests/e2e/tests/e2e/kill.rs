@@ -12,14 +12,15 @@ const BACK: Duration = Duration::from_secs(2);
 /// Age of a young pod at the kill.
 const YOUNG: Duration = Duration::from_secs(2);
 
-/// Time before the end of the crasher's back-off at which all five services are killed: 10 s into a back-off of 40 s.
+/// Time before the end of the crasher's back-off at which all five services are killed: 10 s into a back-off
+/// of 40 s.
 const BEFORE_RESTART: Duration = Duration::from_secs(30);
 
 /// Most that a restart may come before the time that was reported before the fault.
 const EARLY_NS: i64 = 1_000_000_000;
 
-/// Most that it may come after that time. The kills take both processors, beside the nodes of other tests. A restart that was forgotten
-/// comes with the next sync of the pod, which is up to a minute later.
+/// Most that it may come after that time. The kills take both processors, beside the nodes of other tests. A
+/// restart that was forgotten comes with the next sync of the pod, which is up to a minute later.
 const LATE_NS: i64 = 3_000_000_000;
 
 fn lines(node: &Node, pod: &Seen, kind: &str) -> usize {
@@ -37,7 +38,8 @@ async fn three_periods(node: &Node, probed: &[Seen]) {
     .await;
 }
 
-/// Waits for a back-off of the crasher that lasts for `left` at least; returns the time of the restart in nanoseconds since 1970.
+/// Waits for a back-off of the crasher that lasts for `left` at least; returns the time of the restart in
+/// nanoseconds since 1970.
 async fn wait_backoff(node: &Node, left: Duration) -> (Seen, i64) {
     let end = |p: &Seen| p.view.waiting.as_ref().map_or(0, |w| w.until_unix_ns);
     let what = format!("a back-off that lasts for {left:?}");
@@ -104,7 +106,8 @@ impl Watched {
         self.probed.iter().map(|p| lines(node, p, "startup")).collect()
     }
 
-    /// Kills services at `at`, when the new pod `fresh` is [`YOUNG`] old, and asserts that no pod is affected.
+    /// Kills services at `at`, when the new pod `fresh` is [`YOUNG`] old, and asserts that no pod is
+    /// affected.
     async fn assert_unaffected(&mut self, node: &Node, services: &[&str], fresh: &'static str, at: i64) {
         let what = format!("after kill -9 of {services:?}");
         let before = node.steady(&self.names).await;

@@ -1,5 +1,5 @@
-//! Tests of the built binaries on a real containerd. Each node has a containerd of its own, and several tests run at a time: those that
-//! need the machine for themselves are in [`alone`].
+//! Tests of the built binaries on a real containerd. Each node has a containerd of its own, and several tests
+//! run at a time: those that need the machine for themselves are in [`alone`].
 #![allow(
     clippy::disallowed_methods,
     clippy::large_futures,

@@ -1,4 +1,5 @@
-//! Tests the metrics that other tools, the chart's dashboard and its alerts rely on, on a real runtime, through the API server's proxy.
+//! Tests the metrics that other tools, the chart's dashboard and its alerts rely on, on a real runtime,
+//! through the API server's proxy.
 
 use quintlet_e2e::mixin;
 use quintlet_e2e::monitoring::{Scrape, queries};

@@ -1,4 +1,5 @@
-//! Limits of pods and pressure on the node, on a real runtime: a full file system of images, local storage, memory, CPU, process IDs.
+//! Limits of pods and pressure on the node, on a real runtime: a full file system of images, local storage,
+//! memory, CPU, process IDs.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -48,7 +49,8 @@ fn is_evicted(pod: &Value) -> bool {
 /// Interval between two rounds of evictions that a test requests.
 const ROUND: Duration = Duration::from_millis(500);
 
-/// Waits, and requests rounds of evictions meanwhile. Rounds without a request are 10 s apart; `eviction.rs` waits for those.
+/// Waits, and requests rounds of evictions meanwhile. Rounds without a request are 10 s apart; `eviction.rs`
+/// waits for those.
 async fn with_rounds<T>(node: &Node, wait: impl Future<Output = T>) -> T {
     let rounds = async {
         loop {
@@ -97,8 +99,9 @@ fn held(node: &Node, mut pod: Value) -> Value {
     pod
 }
 
-/// Ends the wait of held pods once the runtime has started the first container of each. A runtime subscribes to the kernel's
-/// notification of a lack of memory after it has executed the container's process, and misses an earlier kill.
+/// Ends the wait of held pods once the runtime has started the first container of each. A runtime subscribes
+/// to the kernel's notification of a lack of memory after it has executed the container's process, and misses
+/// an earlier kill.
 async fn let_go(node: &Node, names: &[&str]) {
     for name in names {
         let runs = |pod: &Value| {
@@ -210,7 +213,8 @@ async fn a_full_file_system_of_images_costs_the_pod_that_filled_its_writable_lay
     api.create_pod(with_volume(after("neighbour", "dd if=/dev/zero of=/v/file bs=1M count=60"), &json!({})));
     let neighbour = ready(&node, "neighbour").await;
 
-    // The runtime measures layers every 10 s. Before the threshold is crossed, it has measured that this one is the largest.
+    // The runtime measures layers every 10 s. Before the threshold is crossed, it has measured that this one
+    // is the largest.
     let write = |file: &str| format!("dd if=/dev/zero of={file} bs=1M count=80");
     api.create_pod(held(&node, after("filler", &format!("{}; {HOLD}; {}", write("/file"), write("/more")))));
     let filler = ready(&node, "filler").await;
@@ -481,7 +485,8 @@ pub(crate) fn machine_processes() -> i64 {
     number("/proc/sys/kernel/pid_max").min(number("/proc/sys/kernel/threads-max"))
 }
 
-/// The cgroup of a container that is below no cgroup of a pod, in a hierarchy of cgroup v1, or in the only one of v2.
+/// The cgroup of a container that is below no cgroup of a pod, in a hierarchy of cgroup v1, or in the only
+/// one of v2.
 fn own_cgroup(controller: &str, pod: &Seen) -> PathBuf {
     let id = pod.text("/status/containerStatuses/0/containerID").rsplit('/').next().unwrap();
     let mut root = PathBuf::from("/sys/fs/cgroup");
@@ -578,8 +583,8 @@ async fn without_cgroups_of_pods_limits_evictions_and_statistics_are_those_of_co
     assert_eq!(figures(&of_busy), figures(&of_busy["containers"][0]), "the sum of its containers");
     api.delete("pods", "default", "busy", None).unwrap();
 
-    // Whatever other programs use, less is available than the machine has. The first pod to go is that with the most, the second one
-    // is the only other one that is not critical.
+    // Whatever other programs use, less is available than the machine has. The first pod to go is that with
+    // the most, the second one is the only other one that is not critical.
     let mut neighbour = pods::bound(pods::sleeper("neighbour"));
     neighbour["spec"]["priority"] = json!(2_000_000_000);
     api.create_pod(neighbour);

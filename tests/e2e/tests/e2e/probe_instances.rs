@@ -22,8 +22,8 @@ const WINDOW: Duration = Duration::from_secs(3);
 /// without a response, one probe period, and a margin for a slow machine.
 const TAKEN_OVER: Duration = Duration::from_secs(8);
 
-/// Returns a pod that is Ready while a file with its name is in the scratch directory of the node. Commands, twelve a second, would take
-/// a whole processor.
+/// Returns a pod that is Ready while a file with its name is in the scratch directory of the node. Commands,
+/// twelve a second, would take a whole processor.
 fn pod(node: &Node, name: &str) -> Value {
     let mut pod = pods::script(name, "trap 'exit 0' TERM; httpd -f -p 8080 -h /out & wait");
     pod["spec"]["volumes"] = json!([{"name": "out", "hostPath": {"path": node.scratch()}}]);

@@ -13,7 +13,8 @@ const PODS: usize = 5;
 /// Number of rounds, each with other moments of the kills.
 const ROUNDS: u64 = 6;
 
-/// Most rounds, if fewer kills than [`MET`] have met a call: on a busy machine calls begin later than a kill expects.
+/// Most rounds, if fewer kills than [`MET`] have met a call: on a busy machine calls begin later than a kill
+/// expects.
 const MOST_ROUNDS: u64 = 24;
 
 /// Approximate time to start five pods, and to stop them.
@@ -31,8 +32,8 @@ async fn a_cri_proxy_killed_during_calls_duplicates_nothing() {
     println!("QUINTLET_E2E_SEED={seed}");
     let mut rng = StdRng::seed_from_u64(seed);
     let node = Node::start(Options::standalone("races")).await;
-    // The first pod gives the bridge of the node its address. Later, the CNI plugin cannot do so if the other pods of the bridge have just
-    // been removed ("could not set bridge's mac"), and that is a fault.
+    // The first pod gives the bridge of the node its address. Later, the CNI plugin cannot do so if the other
+    // pods of the bridge have just been removed ("could not set bridge's mac"), and that is a fault.
     node.pod_manifest(&pods::sleeper("first"));
     let first = node.wait_ready("first").await;
     let mut met = 0;
@@ -75,7 +76,8 @@ async fn kill_after(node: &Node, ms: u64) -> bool {
     tokio::time::sleep(Duration::from_millis(ms)).await;
     let starts = node.kill9("cri-proxy");
     node.wait_back("cri-proxy", starts, LONG).await;
-    // `kill` limits the time until a service is back. The counter is up to date: the connection broke before the new process served.
+    // `kill` limits the time until a service is back. The counter is up to date: the connection broke before
+    // the new process served.
     let cut = node.counter("pod-sync", UNKNOWN).await.saturating_sub(before);
     println!("killed after {ms} ms: {cut} calls cut");
     cut > 0

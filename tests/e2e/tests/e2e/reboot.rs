@@ -130,7 +130,8 @@ async fn after_a_reboot_static_pods_start_first_and_pods_keep_their_identity() {
     node.down().await;
 }
 
-/// A reboot removes mounts, and keeps the directories of volumes with their metadata and the file behind the device.
+/// A reboot removes mounts, and keeps the directories of volumes with their metadata and the file behind the
+/// device.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_reboot_a_claim_is_staged_and_published_again_with_its_data_and_a_deleted_pod_leaves_nothing()
 {

@@ -1,4 +1,5 @@
-//! Services of this version beside those of another one: the services are replaced one after the other, in both directions.
+//! Services of this version beside those of another one: the services are replaced one after the other, in
+//! both directions.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -51,7 +52,8 @@ async fn two_periods(node: &Node, probed: &[Seen]) {
     .await;
 }
 
-/// Replaces a service by that of `dir`, while pods start and others are probed. Nothing restarts, and no pod that is Ready loses it.
+/// Replaces a service by that of `dir`, while pods start and others are probed. Nothing restarts, and no pod
+/// that is Ready loses it.
 async fn replace(node: &mut Node, service: &'static str, dir: &Path, steady: &[&str], probed: &[Seen]) {
     let what = format!("{service} of {}", dir.display());
     let before = node.steady(steady).await;
@@ -98,7 +100,8 @@ async fn each_service_runs_with_those_of_the_other_version() {
     probed.pop();
     let mut session = Session::open(&node, "web-1");
     session.repeats("begin").await;
-    // Each service with older and with newer callers: the two rounds have each mix of versions that an upgrade and a way back have.
+    // Each service with older and with newer callers: the two rounds have each mix of versions that an
+    // upgrade and a way back have.
     for dir in [&other, &own] {
         for service in SERVICES {
             replace(&mut node, service, dir, &steady, &probed).await;

@@ -1,5 +1,5 @@
-//! Permissions of the sockets: the tables in docs/design/sockets.md compared with the built services under `quintctl
-//! up`, the systemd units and the files of docker.
+//! Permissions of the sockets: the tables in docs/design/sockets.md compared with the built services under
+//! `quintctl up`, the systemd units and the files of docker.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader};

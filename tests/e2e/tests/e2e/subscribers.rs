@@ -1,5 +1,5 @@
-//! Programs that are not part of Quintlet see an exit: the examples of `examples/subscribe` at the socket of pleg-service, and a client over
-//! TCP at node-api.
+//! Programs that are not part of Quintlet see an exit: the examples of `examples/subscribe` at the socket of
+//! pleg-service, and a client over TCP at node-api.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt as _;

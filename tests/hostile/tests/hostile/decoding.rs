@@ -1,4 +1,5 @@
-//! Decodes and validates the cases of the gate as manifests and as objects of the API server. `QUINTLET_SOAK=1` has all cases.
+//! Decodes and validates the cases of the gate as manifests and as objects of the API server.
+//! `QUINTLET_SOAK=1` has all cases.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -34,7 +35,8 @@ fn shortened(message: &str) -> String {
     if line.len() < message.len() { format!("{line}...") } else { line }
 }
 
-/// Calls `each` on the cases of the gate, with one thread per processor. Asserts that each has the outcome of a file.
+/// Calls `each` on the cases of the gate, with one thread per processor. Asserts that each has the outcome of
+/// a file.
 fn assert_outcomes(file: &str, each: impl Fn(&Cases, &Case) -> String + Sync) {
     let cases = Cases::of_pod();
     let chosen = cases.of_gate();

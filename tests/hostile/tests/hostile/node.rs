@@ -1,7 +1,8 @@
 //! Runs hostile pods beside an ordinary one, with the built binaries on a real containerd.
 //!
-//! `make test` uses the binary of `make quick`, whose crates of this repository have the semantics of a release. Without `QUINTLET_BIN_DIR` the
-//! tests use those of their own profile, in which an overflow is a panic.
+//! `make test` uses the binary of `make quick`, whose crates of this repository have the semantics of a
+//! release. Without `QUINTLET_BIN_DIR` the tests use those of their own profile, in which an overflow is a
+//! panic.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -54,8 +55,8 @@ async fn ordinary(node: &Node, name: &str) -> Duration {
     took
 }
 
-/// Returns the time of the fastest of five ordinary pods. What delays pods delays all of them; a runtime that restarts hostile containers
-/// at that moment delays some.
+/// Returns the time of the fastest of five ordinary pods. What delays pods delays all of them; a runtime that
+/// restarts hostile containers at that moment delays some.
 async fn usual(node: &Node, name: &str) -> Duration {
     let mut fastest = Duration::MAX;
     for n in 0..5 {
@@ -106,8 +107,8 @@ fn nest(dir: &Path) {
     }
 }
 
-/// Runs a scenario beside ordinary pods: no process exits, ordinary pods start as fast as before, and nothing of the hostile
-/// pods remains.
+/// Runs a scenario beside ordinary pods: no process exits, ordinary pods start as fast as before, and nothing
+/// of the hostile pods remains.
 async fn beside_ordinary_pods<F>(name: &'static str, hostile: F)
 where
     F: AsyncFnOnce(&Node) -> Vec<String>,
@@ -250,7 +251,8 @@ fn extremes() -> Vec<(&'static str, Value)> {
     let main = |pod: &mut Value, field: &str, value: Value| pod["spec"]["containers"][0][field] = value;
     let failing = json!({"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1});
     vec![
-        // A node lacks the processes for 1,000 containers: most of them wait for an image that does not exist.
+        // A node lacks the processes for 1,000 containers: most of them wait for an image that does not
+        // exist.
         (
             "1,000 containers",
             with("containers", &|pod| {

@@ -1,5 +1,5 @@
-//! The largest pods that an API server takes, in the simulation beside ordinary pods: texts that are expanded, that are copied into a status
-//! or an event, or that each container repeats.
+//! The largest pods that an API server takes, in the simulation beside ordinary pods: texts that are
+//! expanded, that are copied into a status or an event, or that each container repeats.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -187,8 +187,8 @@ async fn ordinary_pods_come_and_go(sim: &Sim, round: usize) {
     }
 }
 
-/// Runs hostile pods beside ordinary ones: each has its verdict and can be deleted, ordinary pods come and go and one stays Ready, and no
-/// stream between services ends.
+/// Runs hostile pods beside ordinary ones: each has its verdict and can be deleted, ordinary pods come and go
+/// and one stays Ready, and no stream between services ends.
 async fn beside_ordinary_pods(hostile: Vec<Hostile>) {
     let sim = Sim::start(Options::default()).await;
     sim.api.limit_objects(ETCD);

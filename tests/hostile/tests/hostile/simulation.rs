@@ -17,8 +17,9 @@ const PARTS: usize = 5;
 const BATCH: usize = 60;
 /// Interval between two reads of the pods: a read copies megabytes.
 const READ_EVERY: Duration = Duration::from_millis(300);
-/// A pod with a Warning event and no reason in its status may become Ready until then. So may one that executes a hook. One that is
-/// expected to become Ready has longer: a busy machine delays that, and not the event.
+/// A pod with a Warning event and no reason in its status may become Ready until then. So may one that
+/// executes a hook. One that is expected to become Ready has longer: a busy machine delays that, and not the
+/// event.
 const SETTLES_WITHIN: Duration = Duration::from_secs(4);
 /// Bounds a failure only.
 const LIMIT: Duration = Duration::from_secs(240);
@@ -95,7 +96,8 @@ fn outcome(
     }
 }
 
-/// Waits until an ordinary pod is Ready beside pods whose objects take an unoptimized build seconds to decode.
+/// Waits until an ordinary pod is Ready beside pods whose objects take an unoptimized build seconds to
+/// decode.
 async fn wait_ready(sim: &Sim, name: &str) {
     until(&format!("{name} Ready"), LIMIT, async || {
         let seen = sim.pod(name);

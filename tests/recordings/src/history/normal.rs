@@ -1,18 +1,20 @@
 //! A history without values that differ between runs. It has up to four sequences:
 //!
-//! - `statuses`: the different statuses of the pod that the API server delivered, in order; `deleting` once the pod has a deletion
-//!   timestamp, `gone` at its end. Equal statuses in a row are one.
-//! - `events`: the node's events of the pod in the order of their first occurrence. `count` is `once` or `repeated`: the number of
-//!   repetitions depends on the time until the next step.
-//! - `calls`: the calls that mount and unmount volumes at the driver, in order. If a fault of the scenario has no number of times,
-//!   equal calls in a row are one: their number depends on the time until the next step.
-//! - `node`: the different `volumesInUse` and `volumesAttached` of the Node, in order, with the volumes of the scenario's driver.
-//!   Absent if there are none.
+//! - `statuses`: the different statuses of the pod that the API server delivered, in order; `deleting` once
+//!   the pod has a deletion timestamp, `gone` at its end. Equal statuses in a row are one.
+//! - `events`: the node's events of the pod in the order of their first occurrence. `count` is `once` or
+//!   `repeated`: the number of repetitions depends on the time until the next step.
+//! - `calls`: the calls that mount and unmount volumes at the driver, in order. If a fault of the scenario
+//!   has no number of times, equal calls in a row are one: their number depends on the time until the next
+//!   step.
+//! - `node`: the different `volumesInUse` and `volumesAttached` of the Node, in order, with the volumes of
+//!   the scenario's driver. Absent if there are none.
 //!
-//! IDs, addresses, times and directories are replaced by names. Conditions are ordered by type. Not recorded are:
+//! IDs, addresses, times and directories are replaced by names. Conditions are ordered by type. Not recorded
+//! are:
 //!
-//! - a status that differs from the one before only in the condition `PodReadyToStartContainers`, the pod's addresses or
-//!   `observedGeneration`: whether it is written before the next one depends on timing;
+//! - a status that differs from the one before only in the condition `PodReadyToStartContainers`, the pod's
+//!   addresses or `observedGeneration`: whether it is written before the next one depends on timing;
 //! - `resources` of the pod, which a kubelet reads from cgroups that are about to be removed;
 //! - empty objects, which the API server adds.
 

@@ -58,8 +58,8 @@ pub struct RecordedNode {
 }
 
 impl RecordedNode {
-    /// Carries out a scenario and returns the facts of its history. Waits for `events` events of the pod, which an agent may send
-    /// long after they occurred: it limits their rate.
+    /// Carries out a scenario and returns the facts of its history. Waits for `events` events of the pod,
+    /// which an agent may send long after they occurred: it limits their rate.
     ///
     /// # Errors
     /// Fails if a step cannot be executed or waits too long.
@@ -197,8 +197,8 @@ impl Part<'_> {
         }
     }
 
-    /// Attaches a PersistentVolume: writes the status of its VolumeAttachment as the driver's attacher does, and the other objects if
-    /// no controller does.
+    /// Attaches a PersistentVolume: writes the status of its VolumeAttachment as the driver's attacher does,
+    /// and the other objects if no controller does.
     async fn attach(&self, name: &str) -> anyhow::Result<()> {
         let cluster = &self.node.cluster;
         if let Some(attached) = &self.node.attached {
@@ -323,7 +323,8 @@ fn is_of(volume: &Value, scenario: &str) -> bool {
     volume.to_string().contains(&format!("/{}^", driver(scenario)))
 }
 
-/// Returns the name of the VolumeAttachment that the controller creates (`pkg/volume/csi: getAttachmentName`).
+/// Returns the name of the VolumeAttachment that the controller creates
+/// (`pkg/volume/csi: getAttachmentName`).
 fn attachment_name(handle: &str, driver: &str) -> String {
     format!("csi-{}", hex::encode(Sha256::digest(format!("{handle}{driver}{NODE}"))))
 }

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use crate::fixture::names;
 use crate::runtime::NODE;
 
-/// A scenario: its steps in order. Its pod has the scenario's name. Another pod, whose history is not recorded, has a longer one.
+/// A scenario: its steps in order. Its pod has the scenario's name. Another pod, whose history is not
+/// recorded, has a longer one.
 #[derive(Debug, Clone)]
 pub struct Scenario {
     pub name: String,
@@ -48,9 +49,11 @@ pub enum ScenarioStep {
     Faults(BTreeMap<String, Rule>),
     /// Creates an entry in the directory `<host>` of the node.
     Host(HostEntry),
-    /// Attaches the PersistentVolume of this name to the node, like the driver's attacher and the attach-detach controller.
+    /// Attaches the PersistentVolume of this name to the node, like the driver's attacher and the
+    /// attach-detach controller.
     Attach(String),
-    /// Waits until the node no longer has the PersistentVolume in use, and detaches it like the attach-detach controller.
+    /// Waits until the node no longer has the PersistentVolume in use, and detaches it like the attach-detach
+    /// controller.
     Detach(String),
 }
 
@@ -146,8 +149,8 @@ fn dir(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("histories").join(name)
 }
 
-/// Returns all scenarios, by name. `<name>`, `<driver>` and `<host>` are replaced in their text; `<host>` by a directory of
-/// the scenario below `hosts`.
+/// Returns all scenarios, by name. `<name>`, `<driver>` and `<host>` are replaced in their text; `<host>` by
+/// a directory of the scenario below `hosts`.
 ///
 /// # Errors
 /// Fails if a scenario cannot be read.

@@ -1,4 +1,5 @@
-//! Compares our histories of pods with those of a kubelet, field by field, except for the entries of [`history_differences`].
+//! Compares our histories of pods with those of a kubelet, field by field, except for the entries of
+//! [`history_differences`].
 
 use std::collections::BTreeSet;
 

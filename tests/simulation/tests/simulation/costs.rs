@@ -1,4 +1,5 @@
-//! What the life of a pod costs: requests to the API server, calls of the runtime, changes of files, and allocations.
+//! What the life of a pod costs: requests to the API server, calls of the runtime, changes of files, and
+//! allocations.
 
 use std::alloc::System;
 use std::collections::BTreeMap;
@@ -38,7 +39,8 @@ fn since(sim: &Sim, before: &Counts) -> Counts {
     added
 }
 
-/// Removes the calls that read the pod's state, and returns their number: (statuses of sandboxes, statuses of containers).
+/// Removes the calls that read the pod's state, and returns their number: (statuses of sandboxes, statuses of
+/// containers).
 fn take_inspections(counts: &mut Counts) -> (u64, u64) {
     let mut take = |name| counts.remove(name).unwrap_or_default();
     (take("cri PodSandboxStatus"), take("cri ContainerStatus"))
@@ -103,7 +105,8 @@ async fn the_life_of_a_pod_costs_these_requests_and_calls() {
         ];
         assert_eq!(end, counted(&expected), "end of {name}");
     }
-    // Once after all stops, and a list after the removals. A busy machine delays some hints, which then cause an inspection.
+    // Once after all stops, and a list after the removals. A busy machine delays some hints, which then cause
+    // an inspection.
     let few =
         |(start, end): &((u64, u64), (u64, u64))| start.0 <= 2 && start.1 <= 1 && end.0 <= 1 && end.1 <= 1;
     assert!(
@@ -155,17 +158,19 @@ async fn the_life_of_a_pod_changes_these_files() {
         let (_, to_end) = tally(sim.cuts().disarm());
         replaced.push(to_start + to_end);
     }
-    // One line for the allocated resources and one for those of the container. A write of the checkpoints may add two.
+    // One line for the allocated resources and one for those of the container. A write of the checkpoints may
+    // add two.
     assert!(appended.contains(&2), "journal lines of the start of each pod: {appended:?}");
-    // Records of the pod, each before the action that it describes. What happens meanwhile may join or part some.
+    // Records of the pod, each before the action that it describes. What happens meanwhile may join or part
+    // some.
     assert!(replaced.iter().any(|count| *count <= 19), "replaced files of each pod: {replaced:?}");
     sim.finish().await;
 }
 
 /// Time after which a pod of the simulation is Ready, or gone.
 const STEP: Duration = Duration::from_millis(1500);
-/// Time after which nothing follows changes of pods. Directories and cgroups of unknown pods are listed 5 s after them, once for all
-/// changes. This list is not counted, although it grows with the pods of the node.
+/// Time after which nothing follows changes of pods. Directories and cgroups of unknown pods are listed 5 s
+/// after them, once for all changes. This list is not counted, although it grows with the pods of the node.
 const SETTLE: Duration = Duration::from_secs(6);
 /// Pods that start together. Unknown pods are listed once after several changes.
 const TOGETHER: usize = 5;
@@ -180,7 +185,8 @@ fn allocations() -> impl Fn() -> usize {
 
 /// Sleeps for steps until `is_reached`, and returns their number and the allocations during them.
 ///
-/// A wait for a state would allocate, and so does the look at it, which is not counted. A busy machine needs more steps than an idle one.
+/// A wait for a state would allocate, and so does the look at it, which is not counted. A busy machine needs
+/// more steps than an idle one.
 async fn steps_until(is_reached: impl Fn() -> bool) -> (u32, usize) {
     let (mut steps, mut allocated) = (0, 0);
     loop {

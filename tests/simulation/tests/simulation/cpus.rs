@@ -19,7 +19,8 @@ use crate::devices::{DEVICE, devices_of, start_plugin_with, wait_node};
 
 const UPDATE: Method = Method::UpdateContainerResources;
 const STATIC: &str = "--cpu-manager-policy=static";
-// The number of the machine's own CPUs decides what the node takes, so that tests have at most one CPU in use.
+// The number of the machine's own CPUs decides what the node takes, so that tests have at most one CPU in
+// use.
 const RESERVED: &str = "--system-reserved=cpu=100m";
 
 /// Core and NUMA node of each CPU of a machine.

@@ -25,7 +25,8 @@ const STEPS: [Method; 8] = [
     Method::StopPodSandbox,
     Method::RemoveContainer,
 ];
-/// Delay between the arrival of a call and its effect, or its effect and the response, so that a kill falls between the two.
+/// Delay between the arrival of a call and its effect, or its effect and the response, so that a kill falls
+/// between the two.
 const LATENCY: Duration = Duration::from_millis(40);
 /// Interval between looks at the calls.
 const LOOK: Duration = Duration::from_millis(5);

@@ -1,7 +1,7 @@
 //! pod-sync is killed before and after each mount, unmount, command and record of iscsi and fc volumes.
 //!
-//! The machine is that of `disks`: a fake iscsiadm, and directories in place of `/dev` and `/sys`. Another pod has the volume of another
-//! target or port meanwhile.
+//! The machine is that of `disks`: a fake iscsiadm, and directories in place of `/dev` and `/sys`. Another
+//! pod has the volume of another target or port meanwhile.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 use crate::claims::wait_volume;
 use crate::disks::{LoopDevice, install, is_mounted, pod_with, started_with};
 
-/// The targets `…:a` and `…:b` with the disks `sd0` and `sd1`. Sessions and records are files, and a command that has nothing to do
-/// fails as that of open-iscsi.
+/// The targets `…:a` and `…:b` with the disks `sd0` and `sd1`. Sessions and records are files, and a command
+/// that has nothing to do fails as that of open-iscsi.
 const ISCSIADM: &str = r#"#!/bin/sh
 cd BASE
 echo "$*" >> calls

@@ -1,5 +1,5 @@
-//! Pods with iscsi and fc volumes, with a fake iscsiadm and directories in place of `/dev` and `/sys`, and `local` volumes that grow.
-//! The devices are loop devices.
+//! Pods with iscsi and fc volumes, with a fake iscsiadm and directories in place of `/dev` and `/sys`, and
+//! `local` volumes that grow. The devices are loop devices.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};

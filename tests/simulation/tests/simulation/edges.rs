@@ -34,7 +34,8 @@ async fn a_pod_deleted_while_it_waits_for_a_volume_is_removed_at_once() {
     let mut pod = pods::single("volume");
     pod["spec"]["volumes"] = json!([{"name": "v", "configMap": {"name": "slow"}}]);
     pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
-    // The response never arrives, and the client waits longer than this test. Only cancelling the sync ends the wait.
+    // The response never arrives, and the client waits longer than this test. Only cancelling the sync ends
+    // the wait.
     sim.api.faults().block("get configmaps");
     sim.api.faults().block("list configmaps");
     sim.api.faults().block("watch configmaps");
@@ -145,7 +146,8 @@ async fn a_manifest_replaced_while_its_pod_terminates_waits_for_the_name() {
             r.containers().iter().any(|c| c.running() && image(c) == "example.test/app:2")
         })
         .await;
-        // A mirror pod is identified by the hash of its manifest, which is the UID. With a fixed UID the mirror pod stays.
+        // A mirror pod is identified by the hash of its manifest, which is the UID. With a fixed UID the
+        // mirror pod stays.
         let runs = sim.runtime.containers().into_iter().find(|c| c.running()).unwrap().id().to_owned();
         sim.wait_pod("static-sim-node", "the mirror pod is that of the new pod", |p| {
             p.is_ready() && p.container("c-static").id.ends_with(&runs)

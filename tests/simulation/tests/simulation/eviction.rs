@@ -1,5 +1,5 @@
-//! Evictions: pod-sync is killed in the middle of one, statistics hang, the node starts under pressure, writable layers have a file system
-//! apart from images.
+//! Evictions: pod-sync is killed in the middle of one, statistics hang, the node starts under pressure,
+//! writable layers have a file system apart from images.
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -310,7 +310,8 @@ async fn writable_layers_apart_from_images_count_on_the_disk_of_the_node() {
     sim.wait_runtime("the image is gone", |r| !has_image(r, "unused:1")).await;
     assert!(sim.runtime.newest(&done, "c-done").is_some(), "dead containers are on the other disk");
 
-    // The disk of the node is full: dead containers go, images have nothing there, then the pod with the largest writable layer.
+    // The disk of the node is full: dead containers go, images have nothing there, then the pod with the
+    // largest writable layer.
     sim.runtime.add_image("unused:2", 1 << 20);
     let container = sim.runtime.newest(&layer, "c-layer").unwrap().id().to_owned();
     let slow = Rule::on(Method::StopContainer).about(&container).latency(Duration::from_secs(2));

@@ -1,4 +1,5 @@
-//! Features of the runtime: handlers, user namespaces, image volumes, and fields that are passed through to it.
+//! Features of the runtime: handlers, user namespaces, image volumes, and fields that are passed through to
+//! it.
 
 use quintlet_cri_api::v1;
 use quintlet_simulation::sim::LONG;

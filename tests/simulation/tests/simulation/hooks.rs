@@ -343,8 +343,8 @@ async fn an_https_hook_with_a_plain_http_response_is_repeated_over_http_and_repo
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pre_stop_hook_that_could_not_be_sent_runs_after_cri_proxy_restarts() {
     let sim = Sim::start(Options::default()).await;
-    // A pod is Ready by the event of its start, maybe before pod-sync has observed it after its call. Then it waits for pleg-service, which
-    // cannot observe it without cri-proxy.
+    // A pod is Ready by the event of its start, maybe before pod-sync has observed it after its call. Then it
+    // waits for pleg-service, which cannot observe it without cri-proxy.
     let is_met = |w: &Waiting| ["PreStopHook", "ServiceNotReachable"].contains(&w.reason.as_str());
     for attempt in 0..5 {
         let name = format!("away-{attempt}");

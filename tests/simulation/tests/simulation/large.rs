@@ -1,4 +1,5 @@
-//! Pods with the largest messages that a tenant can cause, beside ordinary pods: each stream between services continues.
+//! Pods with the largest messages that a tenant can cause, beside ordinary pods: each stream between services
+//! continues.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Pods with volumes that need no driver: `local` and `hostPath` PersistentVolumes, nfs, and in-tree types that became drivers.
+//! Pods with volumes that need no driver: `local` and `hostPath` PersistentVolumes, nfs, and in-tree types
+//! that became drivers.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,8 @@ use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 
-/// Starts the services, and waits for the Node: no pod is bound to a node before, and the affinity of a volume is compared with it.
+/// Starts the services, and waits for the Node: no pod is bound to a node before, and the affinity of a
+/// volume is compared with it.
 async fn started(options: Options) -> Sim {
     let sim = Sim::start(options).await;
     sim.api.wait_for("nodes", "", NODE, LONG, |node| !node.is_null()).await;

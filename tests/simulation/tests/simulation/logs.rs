@@ -1,5 +1,5 @@
-//! Log lines of the services: none at WARN in a clean run, and one line a minute for each fault: at WARN if the node fails, at
-//! INFO if the pod is at fault.
+//! Log lines of the services: none at WARN in a clean run, and one line a minute for each fault: at WARN if
+//! the node fails, at INFO if the pod is at fault.
 
 use std::time::Duration;
 

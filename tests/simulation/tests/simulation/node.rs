@@ -48,7 +48,8 @@ async fn a_node_becomes_ready_as_soon_as_its_network_is() {
     Service::ALL.into_iter().for_each(|service| sim.up(service));
     let late = |n: &Value| ready(n).1.contains("NetworkReady=false");
     wait_node(&sim, "not ready for want of a network", late).await;
-    // It is polled every 100 ms. With the interval of a node that was ready once, this many responses take four minutes.
+    // It is polled every 100 ms. With the interval of a node that was ready once, this many responses take
+    // four minutes.
     sim.runtime.forget_calls();
     until("the runtime is asked often", LONG, async || {
         let calls = sim.runtime.count(Method::Status);

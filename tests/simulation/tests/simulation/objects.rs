@@ -149,7 +149,8 @@ async fn watches_survive_an_api_server_that_goes_away_and_one_that_lost_its_hist
     let _fixed = sim.create(with_config_map("shows-fixed", "fixed"));
     sim.wait_ready("shows").await;
     sim.wait_ready("shows-fixed").await;
-    // A watch begins after its list, and that of the immutable object only if no pod has read the object before.
+    // A watch begins after its list, and that of the immutable object only if no pod has read the object
+    // before.
     let [gets, lists, watches] = requests(&sim, "configmaps");
     assert_eq!([gets, lists], [0, 2]);
     assert!(watches <= 2, "{watches} watches");

@@ -1,5 +1,5 @@
-//! Bugs of other node agents, planted into the services one at a time. Each history holds without the bug, and reports a violation with
-//! it. docs/reliability.md has the list.
+//! Bugs of other node agents, planted into the services one at a time. Each history holds without the bug,
+//! and reports a violation with it. docs/reliability.md has the list.
 
 use std::time::Duration;
 
@@ -61,7 +61,8 @@ impl Trial {
     }
 }
 
-/// Runs of a history with its bug. A bug that shows only for a moment may be missed in one of them on a machine that is busy.
+/// Runs of a history with its bug. A bug that shows only for a moment may be missed in one of them on a
+/// machine that is busy.
 const RUNS: usize = 5;
 
 /// Runs a history without the bug, and then with it until a rule or a statement is violated.

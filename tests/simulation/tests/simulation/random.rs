@@ -1,4 +1,5 @@
-//! Random sequences of actions of users, containers, the runtime and supervisors. Then all faults end and the pods are checked.
+//! Random sequences of actions of users, containers, the runtime and supervisors. Then all faults end and the
+//! pods are checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -22,8 +23,8 @@ use tonic::Code;
 
 /// Number of sequences, unless `QSIM_CASES` is set. `make histories` runs thousands.
 const CASES: usize = 60;
-/// Concurrent nodes, unless `QSIM_AT_ONCE` is set: sequences wait for back-offs and grace periods for a part of the time. On a busy machine
-/// they take so long that their limits pass.
+/// Concurrent nodes, unless `QSIM_AT_ONCE` is set: sequences wait for back-offs and grace periods for a part
+/// of the time. On a busy machine they take so long that their limits pass.
 const AT_ONCE: usize = 8;
 /// Limit of the time until status-reporter has received the status of a container that exited.
 const UNWRITTEN: Duration = Duration::from_secs(5);
@@ -42,8 +43,9 @@ const PROBES: [&str; 3] = ["startup", "readiness", "liveness"];
 const LENGTH: Range<usize> = 4..24;
 /// Sequences that a search for a planted bug runs at most.
 const MOST_SEQUENCES: u32 = 2_000;
-/// Planted bugs of which sequences have the actions, and a sequence that finds the bug. Whether a sequence finds one of the others depends
-/// on the time that the machine takes. tests/simulation/planted.rs finds all bugs.
+/// Planted bugs of which sequences have the actions, and a sequence that finds the bug. Whether a sequence
+/// finds one of the others depends on the time that the machine takes. tests/simulation/planted.rs finds all
+/// bugs.
 const PLANTED: [(&str, Option<u32>); 7] = [
     ("liveness before startup", None),
     ("ready before its own probe", None),
@@ -75,7 +77,8 @@ enum Action {
     ExitWithProxy(usize, i32),
     // The containers of a pod exit, and status-reporter is killed before it has written that.
     ExitWithReporter(usize, i32),
-    // The containers of a pod that may be Ready exit and are replaced while no status can be written, and pod-sync is restarted before that ends.
+    // The containers of a pod that may be Ready exit and are replaced while no status can be written, and
+    // pod-sync is restarted before that ends.
     ExitWithOutage(usize, i32),
     RuntimeRestart,
     ApiFault(&'static str, usize),
@@ -184,7 +187,8 @@ async fn may_become(sim: &Sim, pod: usize, wanted: impl Fn(&Seen) -> bool) {
     }
 }
 
-/// Ends the containers of a pod, and waits until the first one has a replacement in this state. A pod may restart nothing.
+/// Ends the containers of a pod, and waits until the first one has a replacement in this state. A pod may
+/// restart nothing.
 async fn replace(sim: &Sim, pod: usize, code: i32, state: ContainerState) {
     let (uid, name) = (uid(sim, pod), format!("c-{}", name(pod)));
     let Some(before) = sim.runtime.newest(&uid, &name) else { return };
@@ -195,7 +199,8 @@ async fn replace(sim: &Sim, pod: usize, code: i32, state: ContainerState) {
     let _late = tokio::time::timeout(REPLACED, sim.runtime.wait(is_replaced)).await;
 }
 
-/// Adds probes to two of the pods. One has all three in its container, the other one a sidecar that must start first.
+/// Adds probes to two of the pods. One has all three in its container, the other one a sidecar that must
+/// start first.
 fn add_probes(pod: usize, object: &mut serde_json::Value) {
     let name = name(pod);
     match pod {
@@ -247,7 +252,8 @@ async fn act(sim: &Sim, rules: &Rules, action: Action) {
                 p["metadata"]["labels"]["n"] = json!(n.to_string());
             });
         }
-        // A changed container is restarted whatever the restart policy. Restarts are counted for policy Always only.
+        // A changed container is restarted whatever the restart policy. Restarts are counted for policy
+        // Always only.
         Action::Image(pod, n) if sim.pod(&name(pod)).text("/spec/restartPolicy") == "Always" => {
             let _none = sim.api.edit("pods", "default", &name(pod), |p| {
                 p["spec"]["containers"][0]["image"] = json!(format!("example.test/app:{n}"));
@@ -401,8 +407,8 @@ fn unsettled(sim: &Sim, lost: &BTreeSet<usize>) -> Vec<String> {
             as_policy && running + sidecars == 0 && !seen.text("/status/reason").starts_with("OutOf")
         } else {
             let as_wanted = running + done == names.len() && running > 0 && (done > 0 || seen.is_ready());
-            // As in the kubelet (`computePodActions`), a lost sandbox of a pod that never restarts is not recreated. Containers that
-            // were not started in it never start.
+            // As in the kubelet (`computePodActions`), a lost sandbox of a pod that never restarts is not
+            // recreated. Containers that were not started in it never start.
             let has_sandbox = sim.sandboxes(seen.uid()).iter().any(|s| s.ready());
             let stranded = policy == "Never"
                 && lost.contains(&pod)
@@ -477,7 +483,8 @@ async fn case(actions: Vec<Action>, planted: Option<&'static str>) {
         rules.set_failing(kind, &name(pod), false);
     }
     if loses_hints {
-        // A lost event is compensated by the next relist, half a minute later. That relist is not tested here.
+        // A lost event is compensated by the next relist, half a minute later. That relist is not tested
+        // here.
         sim.runtime.cut_event_streams();
     }
     settle(&sim, &lost).await;
@@ -591,8 +598,8 @@ async fn recorded_sequences_find_their_planted_bugs() {
         .await;
 }
 
-/// Prints the first sequence that finds each planted bug, or the one in `QSIM_PLANTED`. `QSIM_NUMBERS` has the numbers of the sequences if
-/// not all are to run: `7,12`. Runs with `QUINTLET_SOAK` only.
+/// Prints the first sequence that finds each planted bug, or the one in `QSIM_PLANTED`. `QSIM_NUMBERS` has
+/// the numbers of the sequences if not all are to run: `7,12`. Runs with `QUINTLET_SOAK` only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::print_stderr)]
 async fn sequences_find_the_planted_bugs() {

@@ -158,7 +158,8 @@ async fn the_status_of_a_pod_has_the_health_of_the_devices_of_its_claims() {
     sim.finish().await;
 }
 
-/// Returns the name of the only driver, whose plugin is connected, and the only claim, as pod-sync lists them.
+/// Returns the name of the only driver, whose plugin is connected, and the only claim, as pod-sync lists
+/// them.
 async fn claims(sim: &Sim) -> (String, ClaimView) {
     let mut client = ClaimsClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
     let listed = whole(client.list(ListClaimsRequest {})).await.unwrap().into_inner();

@@ -276,7 +276,8 @@ async fn an_instance_whose_start_was_refused_is_not_started_again() {
     }
 }
 
-/// containerd cancels a start whose client is gone, which takes a while. The next start may find the container still created.
+/// containerd cancels a start whose client is gone, which takes a while. The next start may find the
+/// container still created.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_interrupted_by_a_kill_of_cri_proxy_is_no_failure_of_its_container() {
     let sim = Sim::start(Options::default()).await;
@@ -300,7 +301,8 @@ async fn a_start_interrupted_by_a_kill_of_cri_proxy_is_no_failure_of_its_contain
     sim.finish().await;
 }
 
-/// containerd completes a creation whose client is gone, with `/proc/0` for the namespaces of a sandbox that it could not query.
+/// containerd completes a creation whose client is gone, with `/proc/0` for the namespaces of a sandbox that
+/// it could not query.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_of_an_interrupted_creation_is_recreated_if_it_cannot_start() {
     let sim = Sim::start(Options::default()).await;

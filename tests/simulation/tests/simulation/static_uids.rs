@@ -32,8 +32,8 @@ struct KubeletPod {
 }
 
 impl KubeletPod {
-    // Leaves a node without a node agent, on which the pod runs. A kubelet leaves the same as Quintlet with its UID, other than the records
-    // of pod-sync and the mark of the sandbox.
+    // Leaves a node without a node agent, on which the pod runs. A kubelet leaves the same as Quintlet with
+    // its UID, other than the records of pod-sync and the mark of the sandbox.
     async fn make(sim: &Sim, uid: &str) -> Self {
         sim.start_all();
         let mut with_uid = probed();

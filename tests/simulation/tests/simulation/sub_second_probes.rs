@@ -18,7 +18,8 @@ use tokio::time::{Instant, sleep};
 const ANNOTATION: &str = "quintlet.dev/probe-period-ms";
 /// Reason of the event of an annotation without an effect.
 const IGNORED: &str = "ProbePeriodIgnored";
-/// Longest time from the end of a pod to a status that is not ready: three attempts and the way of the result.
+/// Longest time from the end of a pod to a status that is not ready: three attempts and the way of the
+/// result.
 const LIMIT: Duration = Duration::from_millis(500);
 
 /// Returns a pod with a readiness probe of the command `name`.

@@ -1,4 +1,5 @@
-//! Node affinity, groups, limits, attachments, expansion, credentials and refreshes of volumes, with the tests' own driver.
+//! Node affinity, groups, limits, attachments, expansion, credentials and refreshes of volumes, with the
+//! tests' own driver.
 
 use std::os::unix::fs::MetadataExt as _;
 
@@ -181,7 +182,8 @@ async fn without_an_attaching_controller_only_volumes_that_need_no_attachment_ar
     sim.finish().await;
 }
 
-/// Grows a PersistentVolume to 2 GiB, as the controller does. With `state`, the controller tracks the expansion on the node.
+/// Grows a PersistentVolume to 2 GiB, as the controller does. With `state`, the controller tracks the
+/// expansion on the node.
 fn grow(sim: &Sim, name: &str, state: Option<&str>) {
     let capacity = |volume: &mut Value| volume["spec"]["capacity"]["storage"] = json!("2Gi");
     sim.api.edit("persistentvolumes", "", &format!("pv-{name}"), capacity).unwrap();

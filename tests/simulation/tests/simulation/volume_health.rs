@@ -243,7 +243,8 @@ async fn a_driver_that_hangs_in_the_health_of_a_volume_delays_nothing_else() {
         _ => Ok(()),
     })
     .await;
-    // The health of the driver's storage, its other calls and its pods go on, as does the health of another driver's volume.
+    // The health of the driver's storage, its other calls and its pods go on, as does the health of another
+    // driver's volume.
     fault::set_storage_health(hanging.state(), &[(STORAGE_DEGRADED, "Slow", "", None)]).unwrap();
     storage_shown(&sim, &format!("{DRIVER} StorageDegraded/Slow - -")).await;
     let late = sim.create(with_claim("late", "late"));

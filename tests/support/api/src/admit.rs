@@ -245,8 +245,8 @@ fn mount_token(spec: &mut Value) {
     }
 }
 
-/// Returns `BestEffort`, `Guaranteed` or `Burstable`, from CPU and memory of the pod level, or else of init and regular containers
-/// (`pkg/apis/core/helper/qos: ComputePodQOS`).
+/// Returns `BestEffort`, `Guaranteed` or `Burstable`, from CPU and memory of the pod level, or else of init
+/// and regular containers (`pkg/apis/core/helper/qos: ComputePodQOS`).
 pub(crate) fn qos(spec: &Value) -> &'static str {
     let containers = ["initContainers", "containers"].into_iter().filter_map(|list| spec[list].as_array());
     let all: Vec<&Value> = match &spec["resources"] {

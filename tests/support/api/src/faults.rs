@@ -190,7 +190,8 @@ impl Faults {
         self.state.lock().blocks.push(requests.into());
     }
 
-    /// Answers reads of an object from the cache (`resourceVersion=0`) with this earlier version of it, until [`Faults::clear`].
+    /// Answers reads of an object from the cache (`resourceVersion=0`) with this earlier version of it, until
+    /// [`Faults::clear`].
     pub fn lag(&self, earlier: Value) {
         self.state.lock().lagging.push(earlier);
     }
@@ -226,8 +227,8 @@ impl Faults {
         self.changed.send_modify(|n| *n += 1);
     }
 
-    /// Replaces the versions of resources that are not served, as by an older or a newer API server. Their objects stay. A name may have a
-    /// subresource, such as `storage.k8s.io/v1/csinodes/status`.
+    /// Replaces the versions of resources that are not served, as by an older or a newer API server. Their
+    /// objects stay. A name may have a subresource, such as `storage.k8s.io/v1/csinodes/status`.
     pub fn set_unserved(&self, unserved: &[&str]) {
         *self.unserved.lock() = unserved.iter().map(|&name| name.to_owned()).collect();
     }
@@ -239,8 +240,8 @@ impl Faults {
             || !unserved.contains(&format!("{name}/{subresource}")) && !unserved.contains(&name)
     }
 
-    /// Replaces the fields that the server does not know, such as `pods /status/volumeHealth`. It accepts them and does not store them, as
-    /// an older API server or one without a feature gate.
+    /// Replaces the fields that the server does not know, such as `pods /status/volumeHealth`. It accepts
+    /// them and does not store them, as an older API server or one without a feature gate.
     pub fn set_unknown_fields(&self, fields: &[&str]) {
         let field =
             |field: &&str| field.split_once(' ').map(|(plural, at)| (plural.to_owned(), at.to_owned()));

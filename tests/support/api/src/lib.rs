@@ -221,8 +221,8 @@ impl TestApi {
         self.inner.disturbed.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Sets the largest object that an update may leave, in bytes of JSON. A larger one has the answer of an API server whose etcd does
-    /// not take the object: 500 without a reason.
+    /// Sets the largest object that an update may leave, in bytes of JSON. A larger one has the answer of an
+    /// API server whose etcd does not take the object: 500 without a reason.
     pub fn limit_objects(&self, bytes: usize) {
         self.inner.disturbed.store(true, std::sync::atomic::Ordering::Relaxed);
         self.inner.server.store.limit_objects(bytes);

@@ -76,7 +76,8 @@ impl TestSigner {
         self.answers.lock().extend(answers);
     }
 
-    /// Answers all requests without an answer, with certificates that begin at `start` and live for `life`. Returns their names.
+    /// Answers all requests without an answer, with certificates that begin at `start` and live for `life`.
+    /// Returns their names.
     ///
     /// # Panics
     /// A request cannot be parsed.

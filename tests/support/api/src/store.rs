@@ -84,7 +84,8 @@ impl Store {
         Self { data: Mutex::new(data), history, changed: watch::channel(100).0, object_limit }
     }
 
-    /// Sets the largest object that an update may leave, in bytes of JSON. etcd has a limit of 1.5 MiB for the binary form of an object.
+    /// Sets the largest object that an update may leave, in bytes of JSON. etcd has a limit of 1.5 MiB for
+    /// the binary form of an object.
     pub(crate) fn limit_objects(&self, bytes: usize) {
         self.object_limit.store(bytes, Ordering::Relaxed);
     }

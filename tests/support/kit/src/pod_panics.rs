@@ -14,7 +14,8 @@ pub struct PodPanics {
 }
 
 impl PodPanics {
-    /// Starts to inject panics into the work of the pod with this UID. The test and all its tasks must run on this thread.
+    /// Starts to inject panics into the work of the pod with this UID. The test and all its tasks must run on
+    /// this thread.
     #[must_use]
     pub fn start(uid: &str) -> Arc<Self> {
         let panics = Arc::new(Self { uid: uid.to_owned(), is_on: true.into() });

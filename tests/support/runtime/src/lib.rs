@@ -11,7 +11,8 @@ use tokio::time::Instant;
 /// Interval of checks for a change of a process.
 const STEP: Duration = Duration::from_millis(1);
 
-/// Limit of a change of a process. Only a process in an uninterruptible wait takes longer, and it does not answer either.
+/// Limit of a change of a process. Only a process in an uninterruptible wait takes longer, and it does not
+/// answer either.
 const LIMIT: Duration = Duration::from_secs(2);
 
 /// Faults of a private containerd.
@@ -26,12 +27,13 @@ pub trait Faults {
     /// Kills containerd. Pods continue to run. [`Containerd::start_again`] starts it.
     async fn kill9(&mut self);
 
-    /// Removes everything that a reboot of the machine removes: containerd, its shims, all pods, mounts, interfaces, cgroups, and
-    /// its state directory. Images, records and assigned addresses stay on disk. [`Containerd::start_again`] is the next boot.
+    /// Removes everything that a reboot of the machine removes: containerd, its shims, all pods, mounts,
+    /// interfaces, cgroups, and its state directory. Images, records and assigned addresses stay on disk.
+    /// [`Containerd::start_again`] is the next boot.
     async fn power_off(&mut self);
 
-    /// Pauses the process with SIGSTOP: the kernel accepts connections, and nothing is answered. Returns when all its threads have
-    /// stopped, since the signal stops a thread on another core a moment later.
+    /// Pauses the process with SIGSTOP: the kernel accepts connections, and nothing is answered. Returns when
+    /// all its threads have stopped, since the signal stops a thread on another core a moment later.
     async fn pause(&self);
 
     /// Continues a paused process.

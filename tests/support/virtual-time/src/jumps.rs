@@ -19,7 +19,8 @@ const TASKS: &str = "/proc/self/task";
 const BUSY: Nanos = 400_000;
 /// Interval between a jump and the next look. Each later one is twice as long, up to [`BUSY`].
 const QUIET: Nanos = 50_000;
-/// How late a deadline may be observed, so that deadlines close to each other need one jump. The machine's clock is as coarse for tokio.
+/// How late a deadline may be observed, so that deadlines close to each other need one jump. The machine's
+/// clock is as coarse for tokio.
 const SLACK: Nanos = 1_000_000;
 /// Processor time that passes between two looks at the processor time. A thread that is woken uses more.
 const LOOK: Nanos = 2_000;
@@ -50,8 +51,8 @@ fn processor_time_of_others() -> Nanos {
     kernel::now(libc::CLOCK_PROCESS_CPUTIME_ID) - kernel::now(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// Lets the clock jump to the nearest deadline if nothing runs. Returns whether it did. `used` is the processor time that the other
-/// threads have used before.
+/// Lets the clock jump to the nearest deadline if nothing runs. Returns whether it did. `used` is the
+/// processor time that the other threads have used before.
 fn jump(threads: &mut Threads, used: Nanos) -> bool {
     // A thread that is woken by another one after it was looked at makes the other one use the processor.
     if !threads.rest() || kernel::has_children() || processor_time_of_others() - used > LOOK {
@@ -66,7 +67,8 @@ fn jump(threads: &mut Threads, used: Nanos) -> bool {
     true
 }
 
-/// The threads of the process, except the one that looks. A look allocates nothing unless there is a new thread: tests count allocations.
+/// The threads of the process, except the one that looks. A look allocates nothing unless there is a new
+/// thread: tests count allocations.
 #[derive(Debug)]
 struct Threads {
     own: i32,

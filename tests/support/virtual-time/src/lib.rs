@@ -1,16 +1,19 @@
 //! Lets time pass at once in a test process while nothing in it runs.
 //!
-//! After [`start`], the process has a clock of its own. It follows the machine's clock while a thread of the process runs. As soon as
-//! all threads sleep, it jumps to the nearest deadline of a thread that waits. So a test that waits for a back-off of 5 minutes takes
-//! milliseconds, and a test on a busy machine does not observe less time between two steps than on an idle one.
+//! After [`start`], the process has a clock of its own. It follows the machine's clock while a thread of the
+//! process runs. As soon as all threads sleep, it jumps to the nearest deadline of a thread that waits. So a
+//! test that waits for a back-off of 5 minutes takes milliseconds, and a test on a busy machine does not
+//! observe less time between two steps than on an idle one.
 //!
-//! tokio's paused clock belongs to one runtime, and advances although other threads work. This clock belongs to the process: several
-//! runtimes, blocking threads, file systems, and sockets to other threads of the process keep their order.
+//! tokio's paused clock belongs to one runtime, and advances although other threads work. This clock belongs
+//! to the process: several runtimes, blocking threads, file systems, and sockets to other threads of the
+//! process keep their order.
 //!
 //! # How it works
-//! This crate defines `clock_gettime`, `epoll_wait`, `nanosleep` and `clock_nanosleep`, so that the linker uses these functions instead of
-//! those of the C library. They call the kernel directly until [`start`]. After that, each waiting thread has an entry with its deadline
-//! (module `waits`), and one thread looks for moments of rest (module `jumps`).
+//! This crate defines `clock_gettime`, `epoll_wait`, `nanosleep` and `clock_nanosleep`, so that the linker
+//! uses these functions instead of those of the C library. They call the kernel directly until [`start`].
+//! After that, each waiting thread has an entry with its deadline (module `waits`), and one thread looks for
+//! moments of rest (module `jumps`).
 //!
 //! # What still takes the machine's time
 //! - Waits for a futex with a timeout (`Condvar::wait_timeout`, `recv_timeout`).

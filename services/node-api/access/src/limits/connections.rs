@@ -1,10 +1,12 @@
 //! Slots of connections.
 //!
-//! A connection is untrusted until it shows a verified client certificate or until a request on it is authorized. Untrusted connections
-//! have few slots and a short deadline, and a new one displaces an old one, so that a client that fills the slots does not lock others out.
+//! A connection is untrusted until it shows a verified client certificate or until a request on it is
+//! authorized. Untrusted connections have few slots and a short deadline, and a new one displaces an old one,
+//! so that a client that fills the slots does not lock others out.
 //!
-//! A connection of a user counts for its first user, also if requests of other users follow on it. At a limit, it displaces the connection
-//! that has been idle longest, of the user that has most. A connection with a request in flight is never displaced.
+//! A connection of a user counts for its first user, also if requests of other users follow on it. At a
+//! limit, it displaces the connection that has been idle longest, of the user that has most. A connection
+//! with a request in flight is never displaced.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -56,7 +58,8 @@ impl Table {
         number
     }
 
-    /// Decides about a connection that was accepted: at the limit, it displaces the oldest one of the network that has most.
+    /// Decides about a connection that was accepted: at the limit, it displaces the oldest one of the network
+    /// that has most.
     fn decide_entry(&self, limits: &Limits) -> Decision {
         let mut networks: HashMap<Network, (usize, u64)> = HashMap::new();
         let mut strangers = 0_usize;
@@ -130,7 +133,8 @@ pub struct ConnectionSlot {
 pub struct ShareExceeded;
 
 impl ConnectionLimiter {
-    /// Admits a connection as untrusted, if necessary in place of another untrusted one. Returns none if there are no slots at all.
+    /// Admits a connection as untrusted, if necessary in place of another untrusted one. Returns none if
+    /// there are no slots at all.
     #[must_use]
     pub fn enter(&self, address: IpAddr, limits: &Limits) -> Option<ConnectionSlot> {
         let network = Network::from(address);
@@ -159,7 +163,8 @@ impl ConnectionSlot {
     /// Exchanges the slot for one of the client. A connection that has a client already keeps its slot.
     ///
     /// # Errors
-    /// Fails if the client has its share, or if there are no slots left, and no connection gives way. The connection is untrusted then.
+    /// Fails if the client has its share, or if there are no slots left, and no connection gives way. The
+    /// connection is untrusted then.
     pub fn claim(&self, client: &Client, limits: &Limits) -> Result<(), ShareExceeded> {
         let mut table = self.gate.0.lock();
         // A connection that was displaced is about to be closed.
@@ -180,7 +185,8 @@ impl ConnectionSlot {
         Ok(())
     }
 
-    /// Returns the kind of the slot, or none while the connection is untrusted. A displaced connection has its last kind.
+    /// Returns the kind of the slot, or none while the connection is untrusted. A displaced connection has
+    /// its last kind.
     #[must_use]
     pub fn pool(&self) -> Option<Pool> {
         self.pool.get().copied()

@@ -28,8 +28,8 @@ impl BrokenCalls {
         self.added.notify_one();
     }
 
-    /// Waits for a broken call. Returns the time at which it broke, and the pods of all calls that the same crash broke.
-    /// Dropping the future after the first call broke keeps the pods, but not the wake-up.
+    /// Waits for a broken call. Returns the time at which it broke, and the pods of all calls that the same
+    /// crash broke. Dropping the future after the first call broke keeps the pods, but not the wake-up.
     pub async fn next_crash(&self, clock: &Clock) -> (Timestamp, BTreeSet<PodUid>) {
         self.added.notified().await;
         let began = clock.wall();

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-/// The reasons with which a kubelet 1.36 records events on Linux (pkg/kubelet/events, and literals in pkg/kubelet and pkg/volume), and the
-/// file below `services` that has the reason of Quintlet's event. An empty place: Quintlet has no such event.
+/// The reasons with which a kubelet 1.36 records events on Linux (pkg/kubelet/events, and literals in
+/// pkg/kubelet and pkg/volume), and the file below `services` that has the reason of Quintlet's event. An
+/// empty place: Quintlet has no such event.
 const REASONS: [(&str, &str); 98] = [
     // Containers.
     ("Created", "pod-sync/worker/src/worker/create.rs"),

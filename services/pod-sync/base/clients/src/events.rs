@@ -103,8 +103,8 @@ impl Outgoing {
     }
 }
 
-/// Records events about pods and the node, and sends them to status-reporter. Messages have [`text::EVENT`] bytes at most. Clones share
-/// one queue.
+/// Records events about pods and the node, and sends them to status-reporter. Messages have [`text::EVENT`]
+/// bytes at most. Clones share one queue.
 #[derive(Debug, Clone)]
 pub struct Events {
     kept: Arc<Mutex<VecDeque<RecordedEvent>>>,
@@ -114,7 +114,8 @@ pub struct Events {
 }
 
 impl Events {
-    /// Creates the recorder and spawns the task `events`, which sends to the socket until `stop`, beginning with `unsent`.
+    /// Creates the recorder and spawns the task `events`, which sends to the socket until `stop`, beginning
+    /// with `unsent`.
     #[must_use]
     pub fn new(socket: PathBuf, unsent: UnsentEvents, clock: Clock, stop: CancellationToken) -> Self {
         let out = Arc::new(Outgoing {
@@ -162,8 +163,8 @@ impl Events {
         self.record_of_pod(pod, kind, reason, message, "", annotations.clone());
     }
 
-    /// Records a Warning about a pod and about the node that follows from the node's configuration. It is logged at INFO, since
-    /// every pod like this one has it.
+    /// Records a Warning about a pod and about the node that follows from the node's configuration. It is
+    /// logged at INFO, since every pod like this one has it.
     pub fn pod_and_node(&self, pod: &Pod, node: &str, reason: &str, message: &str, node_message: &str) {
         let message = text::cut(message, text::EVENT);
         let (uid, name) = (pod.metadata.uid.as_deref().unwrap_or_default(), namespaced_name(pod));
@@ -186,7 +187,8 @@ impl Events {
         let name = meta.name.clone().unwrap_or_default();
         let uid = meta.uid.clone().unwrap_or_default();
         self.keep(&uid, &namespaced_name(pod), kind, reason, message, field_path);
-        // A static pod's events go to its mirror, which has the same name; its own UID is unknown to the API server.
+        // A static pod's events go to its mirror, which has the same name; its own UID is unknown to the API
+        // server.
         let request = wire::RecordEventRequest {
             kind: "Pod".to_owned(),
             namespace,
@@ -203,7 +205,8 @@ impl Events {
         self.out.add(request, self.now_unix_ns());
     }
 
-    // Events have the time of their cause, however late they are written (`client-go/tools/record: makeEvent`).
+    // Events have the time of their cause, however late they are written
+    // (`client-go/tools/record: makeEvent`).
     fn now_unix_ns(&self) -> i64 {
         unix_ns(&self.clock)
     }
@@ -305,8 +308,8 @@ impl Events {
     }
 }
 
-/// Records that this process cannot start, as a Warning of the node (`pkg/kubelet: Run`). Returns once status-reporter has written the
-/// event, or after three seconds.
+/// Records that this process cannot start, as a Warning of the node (`pkg/kubelet: Run`). Returns once
+/// status-reporter has written the event, or after three seconds.
 pub async fn record_setup_failure(socket: PathBuf, node: &str, error: &str, clock: &Clock) {
     let event = wire::RecordEventRequest {
         id: rand::random(),
@@ -341,7 +344,8 @@ fn node_event(name: &str, kind: EventType, reason: &str, message: &str) -> wire:
     }
 }
 
-/// Returns whether a Warning with this reason reports a fault of the node. Other Warnings report a fault of the pod.
+/// Returns whether a Warning with this reason reports a fault of the node. Other Warnings report a fault of
+/// the pod.
 fn is_node_fault(reason: &str) -> bool {
     matches!(
         reason,
@@ -384,8 +388,8 @@ async fn send(mut client: StatusReporterClient<Channel>, out: &Outgoing) {
     }
 }
 
-/// Returns whether an event is not sent again. A call has any code if status-reporter ends during it. So other errors than a refusal
-/// are retried, but not without end: the event may be their cause.
+/// Returns whether an event is not sent again. A call has any code if status-reporter ends during it. So
+/// other errors than a refusal are retried, but not without end: the event may be their cause.
 ///
 /// `failures`: earlier answers to the same event with other codes than Unavailable.
 fn is_refusal(code: Code, failures: u32) -> bool {

@@ -9,13 +9,13 @@
 //! | [`NodeVolumes`] | status-reporter | the CSI drivers, the volumes in use and the attachments of the node |
 //! | [`Events`] | status-reporter | the last 1,000 events, for `quintctl explain`; unsent events, also in a file ([`UnsentEvents`]) |
 //!
-//! Tasks: `events` sends events; [`Pleg::follow`], [`Probes::run`], [`Statuses::run`], [`NodeVolumes::run`] and
-//! [`NodeVolumes::follow_node`] are futures that the caller spawns, and `Probes::run` spawns one `probe-driver` per instance.
-//! Channels: the receiver of [`ProbeFailure`]s, and one stream per peer. A full queue of events drops and counts new ones; statuses and
-//! targets are maps with the latest value per pod.
+//! Tasks: `events` sends events; [`Pleg::follow`], [`Probes::run`], [`Statuses::run`], [`NodeVolumes::run`]
+//! and [`NodeVolumes::follow_node`] are futures that the caller spawns, and `Probes::run` spawns one
+//! `probe-driver` per instance. Channels: the receiver of [`ProbeFailure`]s, and one stream per peer. A full
+//! queue of events drops and counts new ones; statuses and targets are maps with the latest value per pod.
 //!
-//! A client needs no peer when it is made. It connects when the socket appears, and retries every 100 ms. A change of a pod
-//! wakes the worker of that pod through [`WorkerWakeups`].
+//! A client needs no peer when it is made. It connects when the socket appears, and retries every 100 ms. A
+//! change of a pod wakes the worker of that pod through [`WorkerWakeups`].
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]

@@ -1,4 +1,5 @@
-//! The CSI drivers and volumes in use, on their way to the Node and CSINode objects, and the attachments that the Node reports.
+//! The CSI drivers and volumes in use, on their way to the Node and CSINode objects, and the attachments that
+//! the Node reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -39,7 +40,8 @@ pub struct NodeCsiDriver {
 pub struct NodeCsiDrivers {
     /// The registered drivers by name.
     pub registered: BTreeMap<String, NodeCsiDriver>,
-    /// Drivers that were deregistered and are not registered again. Drivers in neither list keep their entries in the CSINode.
+    /// Drivers that were deregistered and are not registered again. Drivers in neither list keep their
+    /// entries in the CSINode.
     pub removed: BTreeSet<String>,
 }
 
@@ -53,7 +55,8 @@ pub enum NodeVolumesState {
     NoApi,
     /// The Node was read.
     Known {
-        /// Volumes that `status.volumesInUse` has, and has had since [`NodeVolumes::set_in_use`] was last called without them.
+        /// Volumes that `status.volumesInUse` has, and has had since [`NodeVolumes::set_in_use`] was last
+        /// called without them.
         in_use: BTreeSet<String>,
         /// `status.volumesAttached`, with device paths, at the time when `in_use` was written or later.
         attached: BTreeMap<String, String>,
@@ -100,7 +103,8 @@ struct Inner {
     seen: Seen,
 }
 
-/// Client of status-reporter for the volumes of the node. Holds the newest state, and sends it after each connection.
+/// Client of status-reporter for the volumes of the node. Holds the newest state, and sends it after each
+/// connection.
 #[derive(Debug)]
 pub struct NodeVolumes {
     client: StatusReporterClient<Channel>,
@@ -129,8 +133,8 @@ impl NodeVolumes {
         });
     }
 
-    /// Sets the unique names of the volumes in use. Call this once the volumes of all pods are known: until the first call,
-    /// the Node keeps the `volumesInUse` that it has.
+    /// Sets the unique names of the volumes in use. Call this once the volumes of all pods are known: until
+    /// the first call, the Node keeps the `volumesInUse` that it has.
     pub fn set_in_use(&self, volumes: BTreeSet<String>) {
         self.change(|inner| {
             // A volume that leaves the list may be detached, and counts again when it was written again.
@@ -141,8 +145,8 @@ impl NodeVolumes {
         });
     }
 
-    /// Takes the attachments of a Node that pod-sync's watch delivered. They arrive earlier than those of status-reporter, which
-    /// reads the Node periodically.
+    /// Takes the attachments of a Node that pod-sync's watch delivered. They arrive earlier than those of
+    /// status-reporter, which reads the Node periodically.
     pub fn observe(&self, node: &Node) {
         let Some(version) = node.metadata.resource_version.as_ref().and_then(|text| text.parse().ok()) else {
             return;

@@ -103,7 +103,8 @@ impl Pleg {
         cache.complete.then(|| cache.pods.values().cloned().collect())
     }
 
-    /// Has pleg-service inspect a pod now: the sandboxes and containers in `known` and, if `full`, those in a new list, too.
+    /// Has pleg-service inspect a pod now: the sandboxes and containers in `known` and, if `full`, those in a
+    /// new list, too.
     pub async fn observe(&self, uid: &PodUid, known: Known, full: bool) -> Result<Observed, ObserveError> {
         self.peer.check().map_err(|s| ObserveError::Unavailable(s.message().to_owned()))?;
         let mut request = tonic::Request::new(request(uid, &known, full));
@@ -130,7 +131,8 @@ impl Pleg {
         Ok(Observed { epoch, pod: Some(pod) })
     }
 
-    /// Removes a pod that did not exist at `at`. A record with a later cursor stays, since replies and the stream are not ordered.
+    /// Removes a pod that did not exist at `at`. A record with a later cursor stays, since replies and the
+    /// stream are not ordered.
     fn drop_until(&self, uid: &PodUid, at: Cursor) {
         let mut cache = self.cache.write();
         if cache.pods.get(uid).is_some_and(|have| have.cursor <= at) {
@@ -140,8 +142,8 @@ impl Pleg {
 
     /// Stores a record unless the cache is newer. Returns whether the record was stored.
     ///
-    /// A late reply does not bring back a pod that the stream has reported as gone: a pod that is not in the cache, although the
-    /// stream has passed the record's cursor, is gone.
+    /// A late reply does not bring back a pod that the stream has reported as gone: a pod that is not in the
+    /// cache, although the stream has passed the record's cursor, is gone.
     fn apply(&self, pod: SharedPodRuntime) -> bool {
         let mut cache = self.cache.write();
         let passed = cache.complete && cache.cursor.is_some_and(|at| at >= pod.cursor);
@@ -155,7 +157,8 @@ impl Pleg {
         }
     }
 
-    // Returns the pod of a record and whether the cache changed. A record that cannot be converted still shows that the pod exists.
+    // Returns the pod of a record and whether the cache changed. A record that cannot be converted still
+    // shows that the pod exists.
     fn take(&self, record: wire::PodRecord, epoch: u64) -> Option<(PodUid, bool)> {
         let uid = PodUid::parse(&record.uid).ok()?;
         match convert::pod_runtime(record, epoch) {
@@ -290,7 +293,8 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use tonic::{Request, Response, Status};
 
-    /// Answers Observe with rev 1, then sends a snapshot in which the pod is at rev 2 and stays connected. Its Hello has `schema`.
+    /// Answers Observe with rev 1, then sends a snapshot in which the pod is at rev 2 and stays connected.
+    /// Its Hello has `schema`.
     #[derive(Clone)]
     struct Scripted {
         schema: Arc<AtomicU32>,
@@ -308,7 +312,8 @@ mod tests {
 
     const EPOCH: u64 = 5;
 
-    /// Serves a scripted pleg-service. Returns the directory of its socket, its schema, a client and the token that stops it.
+    /// Serves a scripted pleg-service. Returns the directory of its socket, its schema, a client and the
+    /// token that stops it.
     fn scripted(schema: u32) -> (tempfile::TempDir, Arc<AtomicU32>, Arc<Pleg>, CancellationToken) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pleg.sock");

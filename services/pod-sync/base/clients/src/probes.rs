@@ -1,8 +1,9 @@
 //! Probe targets of the instances of probe-service, and the memory of their probes.
 //!
-//! Instances are the sockets in one directory. Their health is checked once a second, and `shards` assigns pods to them. A pod
-//! moves in three steps: its instance is asked to release the pod, the instance answers with the final memory, and the other
-//! instance gets the pod with that memory and the next generation. Later reports of a lower generation are dropped.
+//! Instances are the sockets in one directory. Their health is checked once a second, and `shards` assigns
+//! pods to them. A pod moves in three steps: its instance is asked to release the pod, the instance answers
+//! with the final memory, and the other instance gets the pod with that memory and the next generation. Later
+//! reports of a lower generation are dropped.
 
 mod discovery;
 mod memory;
@@ -45,7 +46,8 @@ const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 const HEALTH_INTERVAL_ALONE: Duration = Duration::from_secs(10);
 /// An instance whose health check takes longer counts as unresponsive since the check was sent.
 const HEALTH_TIMEOUT: Duration = Duration::from_millis(500);
-/// Messages that wait in a stream. The differences are computed from the whole set of targets, so a full stream only delays them.
+/// Messages that wait in a stream. The differences are computed from the whole set of targets, so a full
+/// stream only delays them.
 const STREAM: usize = 256;
 /// Failed probes that wait to become events.
 const FAILURES: usize = 1000;
@@ -69,8 +71,8 @@ pub struct ProbeFailure {
 
 #[derive(Debug, Clone)]
 struct Assigned {
-    // Without memory, which comes from the instance itself and is filled in when the target is sent. Shared with the streams, since a target
-    // may have megabytes.
+    // Without memory, which comes from the instance itself and is filled in when the target is sent. Shared
+    // with the streams, since a target may have megabytes.
     target: Arc<wire::PodTarget>,
     place: Place,
     // Trace of the sync that produced the target.
@@ -119,7 +121,8 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// Creates a client of the instances whose sockets are in `dir`; there need not be any yet. The receiver gets failed probes.
+    /// Creates a client of the instances whose sockets are in `dir`; there need not be any yet. The receiver
+    /// gets failed probes.
     #[must_use]
     pub fn new(dir: PathBuf, wakes: Arc<WorkerWakeups>) -> (Arc<Self>, mpsc::Receiver<ProbeFailure>) {
         let (failures, rx) = mpsc::channel(FAILURES);
@@ -147,14 +150,15 @@ impl Probes {
         self.memory.lock().get(uid).cloned().unwrap_or_default()
     }
 
-    /// Sets the initial memory of a probe of a new container. A result of the same container that probe-service has stays.
+    /// Sets the initial memory of a probe of a new container. A result of the same container that
+    /// probe-service has stays.
     pub fn seed(&self, uid: &PodUid, container: &str, probe: ProbeType, memory: ProbeMemory) {
         let mut all = self.memory.lock();
         memory::seed(all.entry(uid.clone()).or_default(), container, probe, memory);
     }
 
-    /// Sets the probe target of a pod, which has no memory. Its generation is filled in. A target that is too large stops the probes of the pod;
-    /// their memory stays.
+    /// Sets the probe target of a pod, which has no memory. Its generation is filled in. A target that is too
+    /// large stops the probes of the pod; their memory stays.
     ///
     /// # Errors
     /// The target is too large.
@@ -336,8 +340,8 @@ impl Probes {
         }
     }
 
-    /// Checks the health of an instance in a loop. The socket and the streams do not show that its process is suspended. An instance that
-    /// is refused counts as unresponsive, so that its pods move to another one.
+    /// Checks the health of an instance in a loop. The socket and the streams do not show that its process is
+    /// suspended. An instance that is refused counts as unresponsive, so that its pods move to another one.
     async fn check_health(&self, id: &str, peer: &Neighbour, mut health: HealthClient<Channel>) {
         loop {
             let asked = Instant::now();
@@ -497,7 +501,8 @@ impl Probes {
         let Some(Ok(memory)) = result.memory.map(ProbeMemory::try_from) else { return };
         {
             let desired = self.desired.read();
-            // A lower generation is from the previous assignment. Memory of a pod that is not desired yet is kept for it.
+            // A lower generation is from the previous assignment. Memory of a pod that is not desired yet is
+            // kept for it.
             if desired.pods.get(&uid).is_some_and(|a| result.generation < a.target.generation) {
                 return;
             }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Pauses between attempts. The API server's authorizer and admission follow pods by watches of their own. Just after a pod
-/// was created, they may not have it, and refuse a request that refers to it.
+/// Pauses between attempts. The API server's authorizer and admission follow pods by watches of their own.
+/// Just after a pod was created, they may not have it, and refuse a request that refers to it.
 pub const LAG: [Duration; 5] = [
     Duration::from_millis(10),
     Duration::from_millis(30),
@@ -46,8 +46,8 @@ impl NoIdentity {
     }
 }
 
-/// Sends a request, and repeats it as long as the refusal may be due to a lag of the API server. Waits up to `limit` for each
-/// response.
+/// Sends a request, and repeats it as long as the refusal may be due to a lag of the API server. Waits up to
+/// `limit` for each response.
 ///
 /// # Errors
 /// See [`RequestError`].

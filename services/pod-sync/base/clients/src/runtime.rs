@@ -24,7 +24,8 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::broken_calls::BrokenCalls;
 
-/// Limit of RunPodSandbox, as a multiple of the limit of other calls, since it sets up networking and may pull the pause image.
+/// Limit of RunPodSandbox, as a multiple of the limit of other calls, since it sets up networking and may
+/// pull the pause image.
 const RUN_SANDBOX: u32 = 2;
 /// Limit of one pull. The runtime has a limit of its own for a pull that makes no progress.
 const PULL: Duration = Duration::from_secs(3600);
@@ -97,8 +98,9 @@ macro_rules! call {
     }};
 }
 
-/// Returns the time limit of a call that runs a command with this limit of its own. A lifecycle hook has none: its grace period may be
-/// longer than any limit here, and it ends with its container (`pkg/kubelet/kuberuntime: executePreStopHook`).
+/// Returns the time limit of a call that runs a command with this limit of its own. A lifecycle hook has
+/// none: its grace period may be longer than any limit here, and it ends with its container
+/// (`pkg/kubelet/kuberuntime: executePreStopHook`).
 fn exec_wait(limit: Option<Duration>, call: Duration) -> Duration {
     limit.map_or(FAR, |limit| limit.saturating_add(call))
 }
@@ -331,7 +333,8 @@ impl Runtime {
         Ok(bytes.map(|b| i64::try_from(b).unwrap_or(i64::MAX)))
     }
 
-    /// Writes the state of a running container to a file at `location`. The limit is `timeout`, but at least that of other calls.
+    /// Writes the state of a running container to a file at `location`. The limit is `timeout`, but at least
+    /// that of other calls.
     ///
     /// # Errors
     /// `Unimplemented` from a runtime that does not support checkpoints.
@@ -363,7 +366,8 @@ impl Runtime {
         call!(self, runtime, reopen_container_log, "ReopenContainerLog", self.call, request).map(|_| ())
     }
 
-    /// Runs a command. Without `limit`, as for lifecycle hooks, the command ends with its container, or when this future is dropped.
+    /// Runs a command. Without `limit`, as for lifecycle hooks, the command ends with its container, or when
+    /// this future is dropped.
     pub async fn exec(
         &self,
         id: &ContainerId,
@@ -377,9 +381,10 @@ impl Runtime {
         call!(self, runtime, exec_sync, "ExecSync", wait, request).map(ExecOutput::of)
     }
 
-    /// Repeats [`Runtime::exec`] without a limit, when an earlier pod-sync may have sent the same request at `began`
-    /// (CLOCK_BOOTTIME) or later. cri-proxy waits for the earlier exec, returns its result, or starts the command if it never
-    /// received the request. Returns `None` if cri-proxy cannot know whether the command ran.
+    /// Repeats [`Runtime::exec`] without a limit, when an earlier pod-sync may have sent the same request at
+    /// `began` (CLOCK_BOOTTIME) or later. cri-proxy waits for the earlier exec, returns its result, or starts
+    /// the command if it never received the request. Returns `None` if cri-proxy cannot know whether the
+    /// command ran.
     pub async fn exec_once(
         &self,
         id: &ContainerId,
@@ -532,7 +537,8 @@ impl Runtime {
     }
 }
 
-/// A figure that does not fit is unknown: runtimes subtract unsigned numbers, so that a negative one is very large.
+/// A figure that does not fit is unknown: runtimes subtract unsigned numbers, so that a negative one is very
+/// large.
 fn writable_layer(stats: cri::ContainerStats) -> Option<WritableLayer> {
     let number = |value: Option<cri::UInt64Value>| i64::try_from(value?.value).ok();
     let layer = stats.writable_layer?;

@@ -26,7 +26,8 @@ use tonic::transport::Channel;
 use crate::WorkerWakeups;
 use crate::retry::SERVICE_RETRY;
 
-/// Updates that wait in the stream. The map behind it has the latest status of each pod, so a full stream only delays them.
+/// Updates that wait in the stream. The map behind it has the latest status of each pod, so a full stream
+/// only delays them.
 const STREAM: usize = 64;
 
 /// The stream of statuses, in metrics.
@@ -36,7 +37,8 @@ const REPORT: &str = "StatusReporter.Report";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StatusAck {
     Written,
-    /// The status was written without this part and those before it, since the API server did not take the whole one.
+    /// The status was written without this part and those before it, since the API server did not take the
+    /// whole one.
     Shortened(String),
     /// The API server has no such pod.
     Gone,
@@ -81,8 +83,8 @@ struct Inner {
     written: HashMap<PodUid, String>,
 }
 
-/// Shortens an update to the size of a message. The base is the first part that is left out: without it, status-reporter writes all fields
-/// of the status. Returns the last part of the status that was left out.
+/// Shortens an update to the size of a message. The base is the first part that is left out: without it,
+/// status-reporter writes all fields of the status. Returns the last part of the status that was left out.
 fn shorten_to_item(update: &mut wire::PodStatusUpdate) -> Option<Part> {
     if fits_inside(update).is_ok() {
         return None;
@@ -116,8 +118,8 @@ impl Statuses {
         Self { client, peer, inner: Mutex::default(), changed: Notify::new(), wakes }
     }
 
-    /// Reports the Node object. The node is Ready if `not_ready`, the reasons against it, is empty. `observed` is the time of the
-    /// observation (CLOCK_BOOTTIME).
+    /// Reports the Node object. The node is Ready if `not_ready`, the reasons against it, is empty.
+    /// `observed` is the time of the observation (CLOCK_BOOTTIME).
     ///
     /// # Errors
     /// status-reporter did not take the report.
@@ -163,8 +165,8 @@ impl Statuses {
         self.client.clone().delete_mirror(request).await.map(drop).map_err(MirrorError::Refused)
     }
 
-    /// Queues a status; it replaces the previous one of the same pod. A status that is too large for a message is shortened. Returns the
-    /// last part that was left out.
+    /// Queues a status; it replaces the previous one of the same pod. A status that is too large for a
+    /// message is shortened. Returns the last part that was left out.
     pub fn report(&self, uid: &PodUid, mut update: wire::PodStatusUpdate) -> Option<Part> {
         let without = shorten_to_item(&mut update);
         let trace = quintlet_telemetry::propagate::current_trace();
@@ -188,14 +190,15 @@ impl Statuses {
         inner.written.remove(uid);
     }
 
-    /// Returns the outcome of version `version` of a pod's status or of a later one; `None` while it is in flight.
+    /// Returns the outcome of version `version` of a pod's status or of a later one; `None` while it is in
+    /// flight.
     #[must_use]
     pub fn ack(&self, uid: &PodUid, version: u64) -> Option<StatusAck> {
         self.inner.lock().acks.get(uid).filter(|(v, _)| *v >= version).map(|(_, ack)| ack.clone())
     }
 
-    /// Returns the API server's answer to the last write of a pod's status, or to its final deletion, if the API server declined it.
-    /// status-reporter repeats the write.
+    /// Returns the API server's answer to the last write of a pod's status, or to its final deletion, if the
+    /// API server declined it. status-reporter repeats the write.
     #[must_use]
     pub fn declined(&self, uid: &PodUid) -> Option<String> {
         self.inner.lock().declined.get(uid).cloned()

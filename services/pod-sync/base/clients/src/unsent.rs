@@ -1,8 +1,9 @@
 //! The events that status-reporter has not written, in memory and in a file that a restarted pod-sync reads.
 //!
-//! An event is appended to the file before the record of its pod has the change that it reports. So a kill of pod-sync loses no event of
-//! a change that the next pod-sync does not make again. The file is on a tmpfs, where a write takes about a microsecond. Its first line
-//! has the boot ID: events of another boot are dropped. The entries follow, oldest first:
+//! An event is appended to the file before the record of its pod has the change that it reports. So a kill of
+//! pod-sync loses no event of a change that the next pod-sync does not make again. The file is on a tmpfs,
+//! where a write takes about a microsecond. Its first line has the boot ID: events of another boot are
+//! dropped. The entries follow, oldest first:
 //!
 //! | bytes | content |
 //! |---|---|
@@ -60,7 +61,8 @@ struct Unsent {
 
 impl UnsentEvents {
     // Blocks: the state directory is on a tmpfs, see `pod_sync_records::records`.
-    /// Reads the events that the previous process of this boot has left in the file at `path`. A missing file is created.
+    /// Reads the events that the previous process of this boot has left in the file at `path`. A missing file
+    /// is created.
     ///
     /// A failure is logged. Events are then in memory only.
     #[must_use]
@@ -259,7 +261,8 @@ mod tests {
         let whole = std::fs::read(file(&dir)).unwrap();
         for length in 0..whole.len() {
             let mut flipped = whole.clone();
-            // The state of an entry is not in its checksum, and any other value than 1 is that of an event that was sent.
+            // The state of an entry is not in its checksum, and any other value than 1 is that of an event
+            // that was sent.
             flipped[length] ^= 4;
             for bytes in [&whole[..length], &flipped] {
                 std::fs::write(file(&dir), bytes).unwrap();

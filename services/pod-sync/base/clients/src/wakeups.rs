@@ -7,8 +7,8 @@ use tokio::sync::Notify;
 
 /// Wakes pod workers by UID, and the housekeeping of pods that have no worker.
 ///
-/// A wake-up carries no data: the worker observes its pod again. Wake-ups of one pod that arrive before the worker runs are
-/// merged into one, and none is lost.
+/// A wake-up carries no data: the worker observes its pod again. Wake-ups of one pod that arrive before the
+/// worker runs are merged into one, and none is lost.
 #[derive(Debug, Default)]
 pub struct WorkerWakeups {
     workers: RwLock<HashMap<PodUid, Arc<Notify>>>,
@@ -48,7 +48,8 @@ impl WorkerWakeups {
         self.housekeeping.notify_one();
     }
 
-    /// Waits until a pod without a worker changes or a worker may have exited. Dropping the future loses no wake-up.
+    /// Waits until a pod without a worker changes or a worker may have exited. Dropping the future loses no
+    /// wake-up.
     pub async fn housekeeping_due(&self) {
         self.housekeeping.notified().await;
     }

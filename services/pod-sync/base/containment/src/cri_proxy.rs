@@ -1,7 +1,7 @@
 //! Crashes of cri-proxy, and the pods whose calls they broke.
 //!
-//! A broken call alone is no evidence, since a kill from outside breaks calls, too. A crash counts only if the supervisor of
-//! cri-proxy recorded it.
+//! A broken call alone is no evidence, since a kill from outside breaks calls, too. A crash counts only if
+//! the supervisor of cri-proxy recorded it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,8 @@ const NOTE_MAX_AGE: Duration = Duration::from_secs(1);
 /// Interval between checks for the exit note.
 const NOTE_POLL: Duration = Duration::from_millis(50);
 
-/// Calls `blame` with the cause and the pods of each crash of cri-proxy, until `stop`. `exit_note` is the path of its exit note.
+/// Calls `blame` with the cause and the pods of each crash of cri-proxy, until `stop`. `exit_note` is the
+/// path of its exit note.
 pub async fn follow_cri_proxy(
     broken: Arc<BrokenCalls>,
     exit_note: PathBuf,
@@ -55,8 +56,8 @@ async fn find_crashes(
             continue;
         }
         let exited = wait_for_note(exit_note, began, clock).await;
-        // On a busy node a call that an earlier crash broke may be the first of `pods`. The calls of this crash broke after it,
-        // and before its note is removed: what breaks later belongs to the next crash.
+        // On a busy node a call that an earlier crash broke may be the first of `pods`. The calls of this
+        // crash broke after it, and before its note is removed: what breaks later belongs to the next crash.
         pods.extend(broken.take());
         if !exited {
             continue;

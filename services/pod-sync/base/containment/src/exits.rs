@@ -1,7 +1,8 @@
 //! Exit notes: how a service of this node ended, as its supervisor recorded it.
 //!
-//! `quintctl up` and systemd (`ExecStopPost=`) write a line `RESULT STATUS` to a file per service, with the values of
-//! `$SERVICE_RESULT` and `$EXIT_STATUS` in systemd.exec(5). Without a supervisor there is no note, and the cause is unknown.
+//! `quintctl up` and systemd (`ExecStopPost=`) write a line `RESULT STATUS` to a file per service, with the
+//! values of `$SERVICE_RESULT` and `$EXIT_STATUS` in systemd.exec(5). Without a supervisor there is no note,
+//! and the cause is unknown.
 
 use std::path::Path;
 
@@ -10,7 +11,8 @@ use pod_sync_decisions::containment::ProcessExit;
 /// Signals of a crash.
 const CRASH_SIGNALS: [&str; 7] = ["ABRT", "BUS", "FPE", "ILL", "SEGV", "SYS", "TRAP"];
 
-/// Returns the cause of an exit. `oom_killed`: the kernel's OOM killer has killed a process in the cgroup of the service.
+/// Returns the cause of an exit. `oom_killed`: the kernel's OOM killer has killed a process in the cgroup of
+/// the service.
 #[must_use]
 pub(crate) fn cause(note: &str, oom_killed: bool) -> ProcessExit {
     let mut words = note.split_whitespace();
@@ -33,7 +35,8 @@ pub(crate) fn take(path: &Path) -> String {
     note
 }
 
-/// Returns the number of OOM kills in the cgroup of this process, or `None` if the cgroup has no such counter, like the root cgroup.
+/// Returns the number of OOM kills in the cgroup of this process, or `None` if the cgroup has no such
+/// counter, like the root cgroup.
 #[must_use]
 pub(crate) fn oom_kills() -> Option<u64> {
     let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;

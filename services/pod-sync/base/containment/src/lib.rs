@@ -1,10 +1,12 @@
-//! Containment: a panic or crash in the work of one pod affects only that pod. [`pod_sync_decisions::containment`] has the rules.
+//! Containment: a panic or crash in the work of one pod affects only that pod.
+//! [`pod_sync_decisions::containment`] has the rules.
 //!
-//! - [`Containment::contained`] runs the work of one pod: a sync of its worker, of its mirror pod, its removal. A panic ends that
-//!   work alone, and the pod is retried after a back-off.
-//! - The pods in work are in a file (module `work_file`), so that the next process knows which work the last one crashed in. How the
-//!   last process ended is in a note of its supervisor (module `exits`).
-//! - [`follow_cri_proxy`] is a future that the caller spawns. It attributes crashes of cri-proxy to the pods whose calls broke.
+//! - [`Containment::contained`] runs the work of one pod: a sync of its worker, of its mirror pod, its
+//!   removal. A panic ends that work alone, and the pod is retried after a back-off.
+//! - The pods in work are in a file (module `work_file`), so that the next process knows which work the last
+//!   one crashed in. How the last process ended is in a note of its supervisor (module `exits`).
+//! - [`follow_cri_proxy`] is a future that the caller spawns. It attributes crashes of cri-proxy to the pods
+//!   whose calls broke.
 //!
 //! There are no other tasks, and no channels.
 
@@ -91,7 +93,8 @@ pub struct Containment {
 }
 
 impl Containment {
-    /// Reads the state of the previous process from the state directory, and attributes its crash to the pods in work.
+    /// Reads the state of the previous process from the state directory, and attributes its crash to the pods
+    /// in work.
     pub fn open(paths: &Paths, boot: String, clock: Clock) -> io::Result<Self> {
         let dir = paths.state_dir();
         let file = dir.join(LEDGER);
@@ -202,7 +205,8 @@ impl Containment {
         Arc::new(self.work_file.begin(uid)).threads(gate)
     }
 
-    /// Runs work of one pod. The work of a suspected pod waits until no other suspected pod is in work. Cancel safe if the work is.
+    /// Runs work of one pod. The work of a suspected pod waits until no other suspected pod is in work.
+    /// Cancel safe if the work is.
     ///
     /// # Errors
     /// The work panicked. Call [`Containment::record_panic`] for the back-off.
@@ -220,8 +224,8 @@ impl Containment {
         done
     }
 
-    /// Like [`Containment::contained`], for work that is not async. It waits only while a thread executes work of another
-    /// suspected pod.
+    /// Like [`Containment::contained`], for work that is not async. It waits only while a thread executes
+    /// work of another suspected pod.
     pub fn contained_now<T>(&self, uid: &PodUid, name: String, work: impl FnOnce() -> T) -> Result<T, Panic> {
         let done = contain::contained_now(&Work::marked(uid.as_str(), name, self.begin(uid)), work);
         if done.is_err() {
@@ -230,7 +234,8 @@ impl Containment {
         done
     }
 
-    /// Runs work of a pod that is repeated periodically, unless the pod is in a back-off. A panic is logged and starts no back-off.
+    /// Runs work of a pod that is repeated periodically, unless the pod is in a back-off. A panic is logged
+    /// and starts no back-off.
     pub fn unless_suspended<T>(&self, uid: &PodUid, work: impl FnOnce() -> T) -> Option<T> {
         if self.suspension(uid).is_some() {
             return None;
@@ -252,7 +257,8 @@ impl Containment {
         }
     }
 
-    /// Ends the back-off of a pod after a panic, since its spec has changed. A pod that is set aside stays so.
+    /// Ends the back-off of a pod after a panic, since its spec has changed. A pod that is set aside stays
+    /// so.
     pub fn record_spec_change(&self, uid: &PodUid) {
         self.change(|ledger, _| ledger.pod_changed(uid));
     }

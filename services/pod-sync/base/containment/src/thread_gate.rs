@@ -1,7 +1,8 @@
 //! Keeps threads from executing work of two suspected pods at the same time.
 //!
-//! Passes of suspected pods take turns, but other work of a pod does not wait for a turn: the pod manager applies a change of
-//! the pod, or its logs are rotated. A crash with two suspected pods on threads could be attributed to neither of them.
+//! Passes of suspected pods take turns, but other work of a pod does not wait for a turn: the pod manager
+//! applies a change of the pod, or its logs are rotated. A crash with two suspected pods on threads could be
+//! attributed to neither of them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,8 +10,8 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use quintlet_model::ids::PodUid;
 
-/// Longest time that a thread waits for other suspected pods. A directory on a file system that hangs must not stop the
-/// pod manager.
+/// Longest time that a thread waits for other suspected pods. A directory on a file system that hangs must
+/// not stop the pod manager.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// The suspected pod whose work is executed by threads.
@@ -35,7 +36,8 @@ impl OnThreads {
 }
 
 impl ThreadGate {
-    /// Waits until no thread executes work of another pod, for [`LONGEST_WAIT`] at most, and admits this thread.
+    /// Waits until no thread executes work of another pod, for [`LONGEST_WAIT`] at most, and admits this
+    /// thread.
     pub(crate) fn enter(&self, uid: &PodUid) {
         let mut on_threads = self.on_threads.lock();
         let waited = self.left.wait_while_for(&mut on_threads, |now| now.must_wait(uid), LONGEST_WAIT);

@@ -1,7 +1,8 @@
 //! The work file: the pods whose work is in progress, one slot per pod, written in place.
 //!
-//! A process that crashes cannot record what it was doing. So the UID of a pod is written before its work begins, with the number
-//! of threads that are running the work. Each change is a write of a few bytes to a tmpfs, which takes about a microsecond.
+//! A process that crashes cannot record what it was doing. So the UID of a pod is written before its work
+//! begins, with the number of threads that are running the work. Each change is a write of a few bytes to a
+//! tmpfs, which takes about a microsecond.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -48,7 +49,8 @@ struct Inner {
 }
 
 impl WorkFile {
-    /// Reads the file of the previous process at `path`, and creates an empty one with `note` in its first line.
+    /// Reads the file of the previous process at `path`, and creates an empty one with `note` in its first
+    /// line.
     pub(crate) fn open(path: &Path, note: &str) -> io::Result<(Self, PreviousWork)> {
         let left = Self::read(path);
         // A new file, since the previous process may still have the old one open.

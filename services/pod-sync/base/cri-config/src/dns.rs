@@ -72,8 +72,8 @@ impl DnsWarning {
     }
 }
 
-/// Parses a resolv.conf. Words that are no UTF-8 are left out: the CRI has text, and a word with other characters in their place would
-/// name another domain.
+/// Parses a resolv.conf. Words that are no UTF-8 are left out: the CRI has text, and a word with other
+/// characters in their place would name another domain.
 ///
 /// # Errors
 /// A `nameserver` line has no address.
@@ -124,8 +124,9 @@ pub fn read_resolv_conf(path: &Path) -> Result<ResolvConf, ConfigError> {
     parse_resolv_conf(&text)
 }
 
-/// Returns the message of the event `CheckLimitsForResolvConf` of the node, if its resolv.conf cannot be read or exceeds a limit
-/// (`pkg/kubelet/network/dns: CheckLimitsForResolvConf`). The cluster domain takes three of the search domains.
+/// Returns the message of the event `CheckLimitsForResolvConf` of the node, if its resolv.conf cannot be read
+/// or exceeds a limit (`pkg/kubelet/network/dns: CheckLimitsForResolvConf`). The cluster domain takes three
+/// of the search domains.
 #[must_use]
 pub fn limits_problem(
     path: &Path,
@@ -224,7 +225,8 @@ fn cluster(pod: &Pod, node: &NodeSettings, host: &ResolvConf) -> DnsConfig {
     DnsConfig { servers: node.cluster_dns.clone(), searches, options: vec!["ndots:5".to_owned()] }
 }
 
-/// Returns whether a nameserver is a link-local IPv6 address with a zone. The zone is an interface in the network namespace of the node.
+/// Returns whether a nameserver is a link-local IPv6 address with a zone. The zone is an interface in the
+/// network namespace of the node.
 fn is_scoped(server: &str) -> bool {
     let Some((address, zone)) = server.split_once('%') else { return false };
     !zone.is_empty() && address.parse::<Ipv6Addr>().is_ok_and(|ip| ip.segments()[0] & 0xffc0 == 0xfe80)

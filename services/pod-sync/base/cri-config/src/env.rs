@@ -255,7 +255,8 @@ fn pod_field(input: EnvInput<'_>, field: &ObjectFieldSelector) -> Result<String,
     })
 }
 
-/// Returns one IP address of each family, that of the node's primary family first (`pkg/kubelet: sortPodIPs`).
+/// Returns one IP address of each family, that of the node's primary family first
+/// (`pkg/kubelet: sortPodIPs`).
 #[must_use]
 pub fn sort_pod_ips(pod_ips: &[IpAddr], node_ip: Option<IpAddr>) -> Vec<IpAddr> {
     let v4_first = node_ip.is_none_or(|ip| ip.is_ipv4());

@@ -1,4 +1,5 @@
-//! Parses files of environment variables (`fileKeyRef`) with lines `KEY='value'` (`pkg/kubelet/util/env: ParseEnv`).
+//! Parses files of environment variables (`fileKeyRef`) with lines `KEY='value'`
+//! (`pkg/kubelet/util/env: ParseEnv`).
 
 use std::collections::BTreeMap;
 
@@ -15,9 +16,9 @@ pub struct EnvFile {
 impl EnvFile {
     /// Parses a file.
     ///
-    /// Allowed are spaces and tabs before a key, comment lines, values over several lines, and a comment after a value. Not
-    /// allowed are a blank before `=` and a value without single quotes. A blank after `=` is an empty value, whatever follows. A
-    /// carriage return before a line feed belongs to the line feed.
+    /// Allowed are spaces and tabs before a key, comment lines, values over several lines, and a comment
+    /// after a value. Not allowed are a blank before `=` and a value without single quotes. A blank after `=`
+    /// is an empty value, whatever follows. A carriage return before a line feed belongs to the line feed.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Self {
         let mut lines = Lines { rest: Some(bytes).filter(|b| !b.is_empty()), number: 0 };

@@ -1,6 +1,7 @@
 //! The files that variables of a container refer to (`fileKeyRef`).
 //!
-//! Containers of the pod write these files, so they are read on a blocking thread, before the environment is computed.
+//! Containers of the pod write these files, so they are read on a blocking thread, before the environment is
+//! computed.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +15,8 @@ use super::error::ConfigError;
 use super::expand::Budget;
 use super::subpath::read_beneath;
 
-/// The variable files of a container, by volume and path. Each is read once, however many variables refer to it.
+/// The variable files of a container, by volume and path. Each is read once, however many variables refer to
+/// it.
 #[derive(Debug, Default)]
 pub struct EnvFiles(BTreeMap<(String, String), Result<Option<EnvFile>, ConfigError>>);
 
@@ -25,8 +27,8 @@ impl EnvFiles {
         references(container).next().is_some()
     }
 
-    /// Reads the files that variables of the container refer to, up to the first error. `volume_paths` has the paths of the pod's
-    /// volumes. Blocks.
+    /// Reads the files that variables of the container refer to, up to the first error. `volume_paths` has
+    /// the paths of the pod's volumes. Blocks.
     #[must_use]
     pub fn read(pod: &Pod, container: &Container, volume_paths: &BTreeMap<String, PathBuf>) -> Self {
         let mut budget = Budget::new("the files of fileKeyRef");
@@ -44,7 +46,8 @@ impl EnvFiles {
         Self(files)
     }
 
-    /// Returns the value of a key, or `None` if it has none and is optional. An error of the file is returned once.
+    /// Returns the value of a key, or `None` if it has none and is optional. An error of the file is returned
+    /// once.
     pub(super) fn value(&mut self, r: &FileKeySelector) -> Result<Option<Vec<u8>>, ConfigError> {
         let place = (r.volume_name.clone(), r.path.clone());
         let read = self.0.remove(&place).ok_or_else(|| {

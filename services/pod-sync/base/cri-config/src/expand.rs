@@ -1,12 +1,12 @@
 //! Expands `$(NAME)` in commands, arguments and values (`third_party/forked/golang/expansion`).
 //!
-//! A reference of five bytes can expand to a value of any length, to which further values can refer. A [`Budget`] therefore
-//! limits the expanded bytes.
+//! A reference of five bytes can expand to a value of any length, to which further values can refer. A
+//! [`Budget`] therefore limits the expanded bytes.
 
 use super::error::ConfigError;
 
-/// Limit of the variables of a container, and of its command with arguments, in bytes each. `execve(2)` refuses more than 6 MiB of both
-/// (Linux `fs/exec.c: bprm_stack_limits`), and a CRI message has 16 MiB.
+/// Limit of the variables of a container, and of its command with arguments, in bytes each. `execve(2)`
+/// refuses more than 6 MiB of both (Linux `fs/exec.c: bprm_stack_limits`), and a CRI message has 16 MiB.
 pub const MAX_EXPANDED_BYTES: usize = 6 << 20;
 
 /// The bytes that expanded texts of a container may still take.
@@ -51,8 +51,8 @@ impl Budget {
     }
 }
 
-/// Expands references. `lookup` returns the value of a name, which need not be text. `$$` becomes a dollar sign, an unterminated
-/// `$(` stays, and values are not expanded again. Time is linear in input and output.
+/// Expands references. `lookup` returns the value of a name, which need not be text. `$$` becomes a dollar
+/// sign, an unterminated `$(` stays, and values are not expanded again. Time is linear in input and output.
 ///
 /// # Errors
 /// The result exceeds the budget.

@@ -10,8 +10,8 @@ use super::error::ConfigError;
 use pod_sync_decisions::qos::{self, ResourceList};
 use quintlet_model::quantity::{Format, Quantity};
 
-/// Returns a metadata field: `metadata.name`, `.namespace`, `.uid`, `.labels`, `.annotations`, or one key of the latter two
-/// (`pkg/fieldpath: ExtractFieldPathAsString`).
+/// Returns a metadata field: `metadata.name`, `.namespace`, `.uid`, `.labels`, `.annotations`, or one key of
+/// the latter two (`pkg/fieldpath: ExtractFieldPathAsString`).
 ///
 /// # Errors
 /// The path is none of these.
@@ -75,7 +75,8 @@ pub fn go_quote(text: &str) -> String {
     out
 }
 
-// Rust escapes a combining mark at the start of a string, which Go prints. After another character it does not.
+// Rust escapes a combining mark at the start of a string, which Go prints. After another character it does
+// not.
 fn printable(c: char) -> bool {
     format!("a{c}").escape_debug().count() == 2
 }
@@ -93,8 +94,8 @@ pub struct ResourceField<'a> {
 /// Returns a container's request or limit as a multiple of the divisor, rounded up
 /// (`pkg/api/v1/resource: ExtractContainerResourceValue`).
 ///
-/// A limit that is not set is that of the pod or of the node, but 0 for an init container that the selector names
-/// (`pkg/kubelet: defaultPodLimitsForDownwardAPI`).
+/// A limit that is not set is that of the pod or of the node, but 0 for an init container that the selector
+/// names (`pkg/kubelet: defaultPodLimitsForDownwardAPI`).
 ///
 /// # Errors
 /// The container does not exist, or the resource is not supported.

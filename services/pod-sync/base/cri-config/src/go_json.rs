@@ -1,5 +1,5 @@
-//! Serializes ports and hooks for container annotations like Go's encoder, with its field order and escapes, so that the
-//! annotations are equal to a kubelet's.
+//! Serializes ports and hooks for container annotations like Go's encoder, with its field order and escapes,
+//! so that the annotations are equal to a kubelet's.
 
 use k8s_openapi::api::core::v1::{ContainerPort, HTTPGetAction, LifecycleHandler, TCPSocketAction};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;

@@ -1,4 +1,5 @@
-//! Computes the mounts of a container, including `/etc/hosts` and the termination log (`pkg/kubelet: makeMounts`).
+//! Computes the mounts of a container, including `/etc/hosts` and the termination log
+//! (`pkg/kubelet: makeMounts`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,8 +26,8 @@ const ETC_HOSTS: &str = "/etc/hosts";
 /// A volume that is set up on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountedVolume {
-    /// Name of the volume's directory: that of its PersistentVolume, or that in the pod. Subpaths are bound below it, where a kubelet
-    /// looks for those to unmount (`CleanSubPaths`).
+    /// Name of the volume's directory: that of its PersistentVolume, or that in the pod. Subpaths are bound
+    /// below it, where a kubelet looks for those to unmount (`CleanSubPaths`).
     pub spec_name: String,
     /// Path on the node; empty for an image volume, which the runtime mounts.
     pub host_path: PathBuf,
@@ -59,8 +60,8 @@ pub struct MountsInput<'a> {
     pub id_mappings: Option<(&'a [IdMapping], &'a [IdMapping])>,
 }
 
-/// Returns the mounts of a container, in the kubelet's order. Binds subpaths, writes the hosts file and creates a termination
-/// log. Blocks; called for each start of a container.
+/// Returns the mounts of a container, in the kubelet's order. Binds subpaths, writes the hosts file and
+/// creates a termination log. Blocks; called for each start of a container.
 ///
 /// # Errors
 /// The message becomes that of waiting reason `CreateContainerConfigError`.
@@ -95,8 +96,8 @@ pub fn make_mounts(input: MountsInput<'_>) -> Result<Vec<Mount>, ConfigError> {
     Ok(out)
 }
 
-/// Returns the block devices of a container (`pkg/kubelet: makeBlockVolumes`). A volume whose link to its device is absent is
-/// left out. Blocks.
+/// Returns the block devices of a container (`pkg/kubelet: makeBlockVolumes`). A volume whose link to its
+/// device is absent is left out. Blocks.
 ///
 /// # Errors
 /// The message becomes that of waiting reason `CreateContainerConfigError`.
@@ -309,7 +310,8 @@ fn write_hosts(input: MountsInput<'_>, pod_dir: &Path) -> Result<PathBuf, Config
     Ok(path)
 }
 
-/// Creates an empty termination log `containers/<container>/<8 hex digits>` that every user of the container may write.
+/// Creates an empty termination log `containers/<container>/<8 hex digits>` that every user of the container
+/// may write.
 ///
 /// # Errors
 /// The directory or file cannot be created.

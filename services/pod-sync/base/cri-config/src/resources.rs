@@ -1,4 +1,5 @@
-//! Computes CRI resources of containers and sandboxes (`pkg/kubelet/kuberuntime: generateLinuxContainerResources`).
+//! Computes CRI resources of containers and sandboxes
+//! (`pkg/kubelet/kuberuntime: generateLinuxContainerResources`).
 
 use std::path::Path;
 
@@ -13,7 +14,8 @@ use quintlet_model::quantity::Quantity;
 /// The quota of containers that are not throttled.
 const NO_QUOTA: i64 = -1;
 
-/// The CPUs and NUMA nodes of a container, in the kernel's list format. Empty text leaves them to the runtime.
+/// The CPUs and NUMA nodes of a container, in the kernel's list format. Empty text leaves them to the
+/// runtime.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContainerPlacement {
     pub cpus: String,
@@ -76,8 +78,9 @@ pub fn container_resources(
     out
 }
 
-/// Adds memory.min, memory.low and memory.high. A value that does not apply is written as its default, so that a container of an
-/// earlier configuration loses it in a resize. `limits` includes those of the pod level.
+/// Adds memory.min, memory.low and memory.high. A value that does not apply is written as its default, so
+/// that a container of an earlier configuration loses it in a resize. `limits` includes those of the pod
+/// level.
 fn memory_qos(
     pod: &Pod,
     container: &Container,
@@ -157,8 +160,8 @@ fn swap(pod: &Pod, container: &Container, node: &NodeSettings, out: &mut LinuxCo
     out.unified.insert("memory.swap.max".to_owned(), value.to_string());
 }
 
-/// Returns the resources of all containers together, without overhead, for the sandbox. A pod in which a container has exclusive CPUs has
-/// no quota.
+/// Returns the resources of all containers together, without overhead, for the sandbox. A pod in which a
+/// container has exclusive CPUs has no quota.
 #[must_use]
 pub fn sandbox_resources(
     pod: &Pod,

@@ -103,7 +103,8 @@ fn sysctls(pod: &Pod, defaults: &BTreeMap<String, String>) -> HashMap<String, St
     defaults.filter(|(name, _)| is_namespaced(pod, name)).chain(own).collect()
 }
 
-/// Returns whether a sysctl of the node belongs to a namespace that the pod has for itself. Others are ignored.
+/// Returns whether a sysctl of the node belongs to a namespace that the pod has for itself. Others are
+/// ignored.
 fn is_namespaced(pod: &Pod, name: &str) -> bool {
     const IPC: [&str; 8] = [
         "kernel.msgmax",

@@ -142,7 +142,8 @@ fn seccomp(pod: &Pod, container: &Container, node: &NodeSettings) -> Result<Secu
         }
         Some(("RuntimeDefault", _)) => profile(ProfileType::RuntimeDefault, String::new()),
         Some(("Unconfined", _)) => profile(ProfileType::Unconfined, String::new()),
-        // A word of a newer API may stand for a stricter profile than any of these. It is refused as by kubelet 1.38 (k/k#141958).
+        // A word of a newer API may stand for a stricter profile than any of these. It is refused as by
+        // kubelet 1.38 (k/k#141958).
         Some((other, _)) => {
             return Err(ConfigError::invalid(format!("unknown seccomp profile type: {other:?}")));
         }
@@ -150,8 +151,9 @@ fn seccomp(pod: &Pod, container: &Container, node: &NodeSettings) -> Result<Secu
     })
 }
 
-/// Checks the path of a seccomp profile like the API server (`pkg/apis/core/validation: validateLocalDescendingPath`), since
-/// any other path would leave the directory that it is joined to.
+/// Checks the path of a seccomp profile like the API server
+/// (`pkg/apis/core/validation: validateLocalDescendingPath`), since any other path would leave the directory
+/// that it is joined to.
 fn validate_local_descending_path(path: &str) -> Result<&str, ConfigError> {
     let invalid = |why: &str| {
         ConfigError::invalid(format!("seccompProfile.localhostProfile: Invalid value: {path:?}: {why}"))
@@ -165,7 +167,8 @@ fn validate_local_descending_path(path: &str) -> Result<&str, ConfigError> {
     Ok(path)
 }
 
-/// Returns the AppArmor profile of a container from its field, its annotation or the pod's field, in this order.
+/// Returns the AppArmor profile of a container from its field, its annotation or the pod's field, in this
+/// order.
 ///
 /// # Errors
 /// The first of them that is set has no known profile.
@@ -275,7 +278,8 @@ pub fn any_privileged(pod: &Pod) -> bool {
     own.chain(ephemeral).flatten().any(|c| c.privileged.unwrap_or(false))
 }
 
-/// Returns the security context of the sandbox. Namespaces are set only if the pod has a context, which defaulting ensures.
+/// Returns the security context of the sandbox. Namespaces are set only if the pod has a context, which
+/// defaulting ensures.
 ///
 /// # Errors
 /// A policy is unknown, or a user namespace is not available.

@@ -1,5 +1,5 @@
-//! Opens and mounts paths in volumes that containers may change at any time, without following a link out of the volume
-//! (`pkg/volume/util/subpath`).
+//! Opens and mounts paths in volumes that containers may change at any time, without following a link out of
+//! the volume (`pkg/volume/util/subpath`).
 
 use std::fs;
 use std::io;
@@ -24,8 +24,9 @@ fn open_volume(volume: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(CWD, volume, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Opens `sub` in `volume` as a path descriptor. Links are resolved first and rejected if they leave the volume. The resolved
-/// path is then opened without following links, so a link that appears in between is an error.
+/// Opens `sub` in `volume` as a path descriptor. Links are resolved first and rejected if they leave the
+/// volume. The resolved path is then opened without following links, so a link that appears in between is an
+/// error.
 ///
 /// # Errors
 /// The path leaves the volume, changed meanwhile, or cannot be opened.
@@ -46,8 +47,8 @@ fn open_resolved(volume: &Path, sub: &Path, between: impl FnOnce()) -> io::Resul
     Ok(beneath::resolve(root.as_fd(), &inside, OFlags::PATH, Mode::empty())?)
 }
 
-/// Reads a file in a volume. Links are followed within the volume, and other file systems are not entered: a link of a container must
-/// not lead to a server that does not answer.
+/// Reads a file in a volume. Links are followed within the volume, and other file systems are not entered: a
+/// link of a container must not lead to a server that does not answer.
 ///
 /// # Errors
 /// It leaves the volume, is not a regular file, or has 1 MiB or more.
@@ -70,8 +71,8 @@ pub fn read_beneath(volume: &Path, sub: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Creates the missing directories of `sub` with `mode`, whatever the umask. Links are followed only within the volume, and not
-/// among the new directories.
+/// Creates the missing directories of `sub` with `mode`, whatever the umask. Links are followed only within
+/// the volume, and not among the new directories.
 ///
 /// # Errors
 /// The path leaves the volume, or a directory cannot be created.
@@ -102,13 +103,15 @@ pub fn make_dirs(volume: &Path, sub: &Path, mode: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns where subpath `index` of a container's mounts is bound: `volume-subpaths/<volume>/<container>/<index>`.
+/// Returns where subpath `index` of a container's mounts is bound:
+/// `volume-subpaths/<volume>/<container>/<index>`.
 #[must_use]
 pub fn target(pod_dir: &Path, volume: &str, container: &str, index: usize) -> PathBuf {
     pod_dir.join("volume-subpaths").join(volume).join(container).join(index.to_string())
 }
 
-/// Bind-mounts `sub` of `volume` at `target` and returns `target`, which keeps referring to the file that was checked.
+/// Bind-mounts `sub` of `volume` at `target` and returns `target`, which keeps referring to the file that was
+/// checked.
 ///
 /// Repeating it changes nothing while both are the same file. Otherwise the old mount is unmounted first.
 ///

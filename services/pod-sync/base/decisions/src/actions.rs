@@ -1,7 +1,8 @@
-//! Computes the actions for a pod from its spec and its runtime state (`pkg/kubelet/kuberuntime: computePodActions`).
+//! Computes the actions for a pod from its spec and its runtime state
+//! (`pkg/kubelet/kuberuntime: computePodActions`).
 //!
-//! Crash-loop back-off is not decided here. A container in back-off is in the list of containers to start, which keeps the
-//! pod running, and [`super::backoff`] decides when it may start.
+//! Crash-loop back-off is not decided here. A container in back-off is in the list of containers to start,
+//! which keeps the pod running, and [`super::backoff`] decides when it may start.
 
 use k8s_openapi::api::core::v1::{Container as SpecContainer, Pod};
 use quintlet_kit::failpoint;
@@ -73,15 +74,15 @@ pub struct ContainerReset {
 /// Actions of one sync (`pkg/kubelet/kuberuntime: podActions`). Indexes refer to the lists of the spec.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodActions {
-    /// Kill all containers and sandboxes. `containers_to_kill` is empty then. Without `create_sandbox` everything else is
-    /// empty as well.
+    /// Kill all containers and sandboxes. `containers_to_kill` is empty then. Without `create_sandbox`
+    /// everything else is empty as well.
     pub kill_pod: bool,
     /// Create a sandbox, after `kill_pod`.
     pub create_sandbox: bool,
     /// Attempt of the sandbox to create, or of the current one.
     pub attempt: u32,
-    /// The sandbox that is kept or replaced. `None` if there is none, or if only the network mode changed, which emits no
-    /// SandboxChanged event.
+    /// The sandbox that is kept or replaced. `None` if there is none, or if only the network mode changed,
+    /// which emits no SandboxChanged event.
     pub sandbox_id: Option<SandboxId>,
     /// Init containers to start, in order. At most one of them is not a sidecar.
     pub init_containers_to_start: Vec<usize>,
@@ -91,19 +92,20 @@ pub struct PodActions {
     pub ephemeral_containers_to_start: Vec<usize>,
     /// Running containers to kill before anything starts.
     pub containers_to_kill: Vec<ContainerKill>,
-    /// Instances to kill and remove, in this order, before all containers restart. Their logs are kept. No other action is
-    /// set.
+    /// Instances to kill and remove, in this order, before all containers restart. Their logs are kept. No
+    /// other action is set.
     pub reset: Vec<ContainerReset>,
     /// Resources to change in place before any container starts.
     pub resize: ResizeActions,
-    /// Dead init container instances to remove: all of them with `create_sandbox`, since init containers must run again,
-    /// otherwise all but the newest of each name. The worker keeps those whose status the API server does not have yet.
+    /// Dead init container instances to remove: all of them with `create_sandbox`, since init containers must
+    /// run again, otherwise all but the newest of each name. The worker keeps those whose status the API
+    /// server does not have yet.
     pub prune: Vec<ContainerId>,
 }
 
 impl PodActions {
-    /// Returns whether there is nothing to do. Removing dead init containers does not count, and neither does killing a pod
-    /// of which nothing runs.
+    /// Returns whether there is nothing to do. Removing dead init containers does not count, and neither does
+    /// killing a pod of which nothing runs.
     #[must_use]
     pub fn is_idle(&self, runtime: &PodRuntime) -> bool {
         let stops = self.kill_pod && !runtime.is_quiet();
@@ -150,7 +152,8 @@ fn reset_list(pod: &Pod, runtime: &PodRuntime) -> Vec<ContainerReset> {
             })
             .collect()
     };
-    // The container that triggered the restart is removed last: its exit code is the only record of the trigger.
+    // The container that triggered the restart is removed last: its exit code is the only record of the
+    // trigger.
     [
         list(&spec.containers, false),
         list(pod::init_containers(pod), false),
@@ -280,7 +283,8 @@ fn regular_actions(input: &ActionInput<'_>, actions: &mut PodActions) -> usize {
     kept
 }
 
-// Returns the kill of a running container that has changed or failed a probe, and whether the container is started again.
+// Returns the kill of a running container that has changed or failed a probe, and whether the container is
+// started again.
 fn kill_of_running(
     input: &ActionInput<'_>,
     container: &SpecContainer,
@@ -351,8 +355,8 @@ enum InitProgress {
     Failed,
 }
 
-// Containers of a previous sandbox do not count for the initialization: after a reboot the runtime may still report one as created
-// (k/k#138514).
+// Containers of a previous sandbox do not count for the initialization: after a reboot the runtime may still
+// report one as created (k/k#138514).
 fn newest_in_sandbox<'a>(runtime: &'a PodRuntime, sandbox: &SandboxId, name: &str) -> Option<&'a Container> {
     runtime.containers.iter().find(|c| c.name == name && &c.sandbox_id == sandbox)
 }
@@ -374,7 +378,8 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
             }
         })
         .any(|c| matches!(c.state, ContainerState::Created | ContainerState::Running));
-    // Whether the next init container was reached before. True for all of them once a regular container exists.
+    // Whether the next init container was reached before. True for all of them once a regular container
+    // exists.
     let mut previous = initialized;
     let last = inits.len().saturating_sub(1);
 

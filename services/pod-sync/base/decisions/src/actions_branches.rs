@@ -11,8 +11,8 @@ type Probes = &'static [(ProbeType, &'static str, ProbeResult)];
 /// Name, pod, runtime, probes, restart of all; what is done.
 type Row = (&'static str, Pod, RuntimeBuilder, Probes, bool, &'static [&'static str]);
 
-/// An action in short: `sandbox@1`, `kill-pod`, `init 0`, `start 0`, `ephemeral 0`, `kill a-0 LivenessProbe`, `prune i0-0`,
-/// `reset a-0`, `reset! a-0` where it is killed first.
+/// An action in short: `sandbox@1`, `kill-pod`, `init 0`, `start 0`, `ephemeral 0`, `kill a-0 LivenessProbe`,
+/// `prune i0-0`, `reset a-0`, `reset! a-0` where it is killed first.
 fn short(a: &PodActions) -> Vec<String> {
     let mut out = Vec::new();
     if a.kill_pod {

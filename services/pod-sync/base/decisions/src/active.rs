@@ -5,7 +5,8 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-/// Start of a pod by both clocks. Wall time is used once, when the start is first observed; it may precede this boot.
+/// Start of a pod by both clocks. Wall time is used once, when the start is first observed; it may precede
+/// this boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodStart {
     // `status.startTime`.

@@ -1,8 +1,10 @@
-//! Crash-loop and image-pull back-off (`pkg/kubelet/kuberuntime: doBackOff`, `pkg/kubelet/images: EnsureImageExists`).
+//! Crash-loop and image-pull back-off (`pkg/kubelet/kuberuntime: doBackOff`,
+//! `pkg/kubelet/images: EnsureImageExists`).
 //!
-//! Back-offs belong to one pod and are recorded on disk, so they survive a restart of pod-sync. Times are CLOCK_BOOTTIME; a
-//! record of another boot is dropped. The runtime reports exits in wall time. [`CrashLoopBackoffs::finished_ago`] converts
-//! each exit once, so that setting the wall clock changes no delay.
+//! Back-offs belong to one pod and are recorded on disk, so they survive a restart of pod-sync. Times are
+//! CLOCK_BOOTTIME; a record of another boot is dropped. The runtime reports exits in wall time.
+//! [`CrashLoopBackoffs::finished_ago`] converts each exit once, so that setting the wall clock changes no
+//! delay.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -81,7 +83,8 @@ pub struct CrashLoopBackoffs {
 }
 
 impl CrashLoopBackoffs {
-    /// Decides whether a container may restart whose newest instance finished `finished_ago` before `now` (CLOCK_BOOTTIME).
+    /// Decides whether a container may restart whose newest instance finished `finished_ago` before `now`
+    /// (CLOCK_BOOTTIME).
     #[must_use]
     pub fn decide(&self, key: &str, finished_ago: Duration, now: Duration) -> BackoffDecision {
         let Some(entry) = self.live(key, finished_ago, now) else { return BackoffDecision::Start };
@@ -93,9 +96,9 @@ impl CrashLoopBackoffs {
         }
     }
 
-    /// Records that the restart of an exited instance begins, whose back-off is over. Call it, and save the record, before the
-    /// start. The restart is in progress until [`Self::end_restart`], and counts once, however often it is begun. Returns the
-    /// delay that applies after the next exit.
+    /// Records that the restart of an exited instance begins, whose back-off is over. Call it, and save the
+    /// record, before the start. The restart is in progress until [`Self::end_restart`], and counts once,
+    /// however often it is begun. Returns the delay that applies after the next exit.
     pub fn begin_restart(
         &mut self,
         key: &str,
@@ -127,9 +130,9 @@ impl CrashLoopBackoffs {
         }
     }
 
-    /// Returns how long before `now` (CLOCK_BOOTTIME) an instance finished. The wall clock is used for the first observation of
-    /// an exit only. The result never precedes the last restart plus the time that the instance ran, so setting the wall clock
-    /// forward does not shorten a back-off.
+    /// Returns how long before `now` (CLOCK_BOOTTIME) an instance finished. The wall clock is used for the
+    /// first observation of an exit only. The result never precedes the last restart plus the time that the
+    /// instance ran, so setting the wall clock forward does not shorten a back-off.
     pub fn finished_ago(
         &mut self,
         key: &str,
@@ -172,14 +175,16 @@ pub fn last_exit<'a>(runtime: &'a PodRuntime, name: &str) -> Option<&'a RuntimeC
     runtime.containers.iter().find(|c| c.name == name && c.state == ContainerState::Exited)
 }
 
-/// Returns how long before wall time `now` an instance finished; zero if that is in the future because a clock was set.
+/// Returns how long before wall time `now` an instance finished; zero if that is in the future because a
+/// clock was set.
 #[must_use]
 pub fn finished_ago(exited: &RuntimeContainer, now: jiff::Timestamp) -> Duration {
     let nanos = now.as_nanosecond().saturating_sub(i128::from(exited.finished_unix_ns));
     Duration::from_nanos(u64::try_from(nanos.max(0)).unwrap_or(u64::MAX))
 }
 
-/// Returns how long an instance ran, by the runtime's clock; zero if it never started or that clock went back.
+/// Returns how long an instance ran, by the runtime's clock; zero if it never started or that clock went
+/// back.
 fn ran_for(exited: &RuntimeContainer) -> Duration {
     if exited.started_unix_ns == 0 {
         return Duration::ZERO;
@@ -188,7 +193,8 @@ fn ran_for(exited: &RuntimeContainer) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or_default())
 }
 
-/// Returns the key of a container's crash-loop entry. It covers image and resources, so changing them resets the back-off.
+/// Returns the key of a container's crash-loop entry. It covers image and resources, so changing them resets
+/// the back-off.
 #[must_use]
 pub fn crash_loop_key(pod: &PodRef, container: &Container) -> String {
     let resources =
@@ -331,7 +337,8 @@ mod tests {
     fn a_clock_that_is_set_forward_does_not_shorten_a_back_off() {
         let start = jiff::Timestamp::from_second(1_000_000).unwrap();
         let at = |seconds: i64| start + jiff::SignedDuration::from_secs(seconds);
-        // The instance ran for 4 s by the runtime's clock, which is an hour behind pod-sync's clock when the exit is observed.
+        // The instance ran for 4 s by the runtime's clock, which is an hour behind pod-sync's clock when the
+        // exit is observed.
         let nanos = |seconds: i64| i64::try_from(at(seconds).as_nanosecond()).unwrap();
         let rows = [
             ("ran for 4 s", nanos(0), s(1)),

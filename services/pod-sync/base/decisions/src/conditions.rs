@@ -27,7 +27,8 @@ pub const RESIZE_PENDING: &str = "PodResizePending";
 /// An allocated resize is not actuated yet.
 pub const RESIZE_IN_PROGRESS: &str = "PodResizeInProgress";
 
-/// Returns whether only the kubelet writes conditions of this type (`pkg/kubelet/types: PodConditionByKubelet`).
+/// Returns whether only the kubelet writes conditions of this type
+/// (`pkg/kubelet/types: PodConditionByKubelet`).
 #[must_use]
 pub fn is_owned(type_: &str) -> bool {
     matches!(
@@ -176,7 +177,8 @@ pub fn ready(pod: &Pod, containers_ready: &PodCondition, conditions: &[PodCondit
     }
 }
 
-/// Computes Initialized. `was_true`: it is True in the previous status, and a restart of all containers keeps it so.
+/// Computes Initialized. `was_true`: it is True in the previous status, and a restart of all containers keeps
+/// it so.
 #[must_use]
 pub fn initialized(
     pod: &Pod,

@@ -1,4 +1,5 @@
-//! Computes container statuses from runtime state and the previous status (`pkg/kubelet: convertToAPIContainerStatuses`).
+//! Computes container statuses from runtime state and the previous status
+//! (`pkg/kubelet: convertToAPIContainerStatuses`).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -170,7 +171,8 @@ fn one(
             let mut status = from_instance(context, container, newest, old);
             if let Some(previous) = instances.next() {
                 let state = state_of(context, previous, None);
-                // Only a terminated state becomes lastState: a running instance belongs to a sandbox that is about to be removed.
+                // Only a terminated state becomes lastState: a running instance belongs to a sandbox that is
+                // about to be removed.
                 if state.terminated.is_some() {
                     status.last_state = Some(state);
                 }
@@ -228,7 +230,8 @@ fn without_instance(
     status.restart_count = old.restart_count;
     status.last_state = old.last_state.clone();
     if is_running(old) && last_terminated(&status).is_none() {
-        // The container counts as terminated instead of never started, so the pod does not fall back to Pending.
+        // The container counts as terminated instead of never started, so the pod does not fall back to
+        // Pending.
         status.last_state = Some(forced(STATUS_UNKNOWN, LOST_WHEN_DELETED, UNKNOWN_EXIT_CODE));
         if context.pod.metadata.deletion_timestamp.is_none() {
             status.restart_count = status.restart_count.saturating_add(1);
@@ -261,7 +264,8 @@ fn state_of(context: &Context<'_>, instance: &Container, old: Option<&ContainerS
                     exit_code: instance.exit_code,
                     reason: some(&instance.reason),
                     message: some(&message),
-                    // An instance that never ran has the epoch here instead of nothing: clients expect a time.
+                    // An instance that never ran has the epoch here instead of nothing: clients expect a
+                    // time.
                     started_at: time_of(instance.started_unix_ns),
                     finished_at: time_of(instance.finished_unix_ns),
                     container_id: Some(full_id(context, instance)),
@@ -331,7 +335,8 @@ fn from_instance(
         };
         let last = match terminated(old) {
             Some(ended) if !same_instance => Some(ended),
-            // A waiting reason moves a terminated state to lastState. Once it is the state again, it is not repeated there.
+            // A waiting reason moves a terminated state to lastState. Once it is the state again, it is not
+            // repeated there.
             Some(_) | None => last_terminated(old).filter(|t| {
                 instance.state == RuntimeState::Running
                     || bare_id(t.container_id.as_deref()) != instance.id.as_str()
@@ -446,8 +451,8 @@ fn volume_mounts(context: &Context<'_>, container: &SpecContainer) -> Option<Vec
     )
 }
 
-/// Sets `started` and `ready` (`pkg/kubelet/prober: UpdatePodStatus`) by container ID, so that nothing carries over from a
-/// previous instance.
+/// Sets `started` and `ready` (`pkg/kubelet/prober: UpdatePodStatus`) by container ID, so that nothing
+/// carries over from a previous instance.
 fn started_and_ready(
     context: &Context<'_>,
     list: List,

@@ -1,15 +1,17 @@
 //! Decides which pods may be worked on after panics and process crashes (docs/containment.md).
 //!
-//! A panic in the work of a pod suspends that pod. A crash of a process only shows which pods were in work at the time:
+//! A panic in the work of a pod suspends that pod. A crash of a process only shows which pods were in work at
+//! the time:
 //!
-//! 1. After two crashes in a row, each pod that was in work at one of them is *suspected*. Suspected pods are worked on one
-//!    at a time, all others as usual. Three successful passes clear the suspicion.
-//! 2. A pod that was the only one in work, or the only suspected one, at two crashes is *set aside*: it is suspended, and
-//!    each further such crash doubles the suspension.
-//! 3. Exits caused from outside (a signal of an operator, an ordered stop) and exits with an unknown cause do not count.
+//! 1. After two crashes in a row, each pod that was in work at one of them is *suspected*. Suspected pods are
+//!    worked on one at a time, all others as usual. Three successful passes clear the suspicion.
+//! 2. A pod that was the only one in work, or the only suspected one, at two crashes is *set aside*: it is
+//!    suspended, and each further such crash doubles the suspension.
+//! 3. Exits caused from outside (a signal of an operator, an ordered stop) and exits with an unknown cause do
+//!    not count.
 //!
-//! Crashes more than [`FORGET_AFTER`] apart are not in a row. The record of a pod that was worked on for that long without a
-//! panic or a crash is removed. `now` is CLOCK_BOOTTIME.
+//! Crashes more than [`FORGET_AFTER`] apart are not in a row. The record of a pod that was worked on for that
+//! long without a panic or a crash is removed. `now` is CLOCK_BOOTTIME.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -185,9 +187,11 @@ impl ContainmentRecords {
         }
     }
 
-    /// Ends the suspension of a pod for an operator, and resets the lengths of further ones. Returns whether it was suspended.
+    /// Ends the suspension of a pod for an operator, and resets the lengths of further ones. Returns whether
+    /// it was suspended.
     ///
-    /// A pod that was set aside is worked on one at a time. One more crash with it alone in work sets it aside again.
+    /// A pod that was set aside is worked on one at a time. One more crash with it alone in work sets it
+    /// aside again.
     pub fn retry(&mut self, uid: &PodUid, now: Duration) -> bool {
         let Some(record) = self.pods.get_mut(uid) else { return false };
         let waited = record.until > now;

@@ -1,4 +1,5 @@
-//! The devices of containers in the status of a pod (`pkg/kubelet/cm/devicemanager: UpdateAllocatedResourcesStatus`).
+//! The devices of containers in the status of a pod
+//! (`pkg/kubelet/cm/devicemanager: UpdateAllocatedResourcesStatus`).
 
 use std::collections::BTreeMap;
 
@@ -26,8 +27,9 @@ const UNKNOWN: &str = "Unknown";
 /// Start of the name of an entry for a claim of dynamic resource allocation.
 const CLAIM: &str = "claim:";
 
-/// Adds the devices of each regular container to its status, then those of its claims. A container without devices or without claims keeps those
-/// of the old status: the devices of a pod that has ended are free, and its status has their last health.
+/// Adds the devices of each regular container to its status, then those of its claims. A container without
+/// devices or without claims keeps those of the old status: the devices of a pod that has ended are free, and
+/// its status has their last health.
 pub fn add_device_health(
     status: &mut PodStatus,
     old: Option<&PodStatus>,

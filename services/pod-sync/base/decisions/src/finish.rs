@@ -1,4 +1,5 @@
-//! Decides the last steps of a pod: how long its containers may still stop, and what follows its final status.
+//! Decides the last steps of a pod: how long its containers may still stop, and what follows its final
+//! status.
 
 use std::time::Duration;
 
@@ -25,8 +26,8 @@ pub struct PodStop {
     pub deadline: Duration,
 }
 
-/// Returns the stop of a pod whose termination has this grace period, counted from its start. A pod without one stops
-/// with the minimum.
+/// Returns the stop of a pod whose termination has this grace period, counted from its start. A pod without
+/// one stops with the minimum.
 #[must_use]
 pub fn pod_stop(grace_period: Option<GracePeriod>, now: Duration) -> PodStop {
     match grace_period {
@@ -82,7 +83,8 @@ pub enum FinishedWork {
     CollectDead,
 }
 
-/// Decides the work on a pod that has terminated. The rest of it stays until its source and the API server no longer need it.
+/// Decides the work on a pod that has terminated. The rest of it stays until its source and the API server no
+/// longer need it.
 #[must_use]
 pub fn finished_work(input: FinishedInput) -> FinishedWork {
     let FinishedInput { is_clean, is_static, is_deleted, has_api, status, declined, rejected } = input;

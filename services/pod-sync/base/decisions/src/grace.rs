@@ -16,8 +16,8 @@ pub const MINIMUM_STOP_SECONDS: i64 = 2;
 
 /// Largest timeout of StopContainer, in seconds: 30 years, as [`clock::FAR`].
 ///
-/// containerd and CRI-O convert the timeout to 64-bit nanoseconds. A larger one overflows to a negative timeout, which kills
-/// the container at once.
+/// containerd and CRI-O convert the timeout to 64-bit nanoseconds. A larger one overflows to a negative
+/// timeout, which kills the container at once.
 pub const MAXIMUM_STOP_SECONDS: i64 = 30 * 365 * 24 * 3600;
 
 /// Least time to wait for a pod that the node terminates.
@@ -32,12 +32,12 @@ pub struct EffectiveGrace {
     pub shortened: bool,
 }
 
-/// Returns the grace period of a terminating pod (`pkg/kubelet: calculateEffectiveGracePeriod`). `stored` is the current
-/// one; 0 means none.
+/// Returns the grace period of a terminating pod (`pkg/kubelet: calculateEffectiveGracePeriod`). `stored` is
+/// the current one; 0 means none.
 #[must_use]
 pub fn effective_grace(stored: i64, pod: PodGrace, override_seconds: Option<i64>) -> EffectiveGrace {
-    // The kubelet treats a requested 0 as "not set", so that a later override lengthens the grace period again. Here the
-    // shortest one counts.
+    // The kubelet treats a requested 0 as "not set", so that a later override lengthens the grace period
+    // again. Here the shortest one counts.
     let stored_seconds = (stored != 0).then_some(stored);
     let least = [stored_seconds, pod.deletion, override_seconds].into_iter().flatten().min();
     let seconds = least.or(pod.termination).unwrap_or(0).max(1);
@@ -73,7 +73,8 @@ impl PodGrace {
     }
 }
 
-/// Returns the seconds that a container has to stop, including its preStop hook. An override replaces all other values.
+/// Returns the seconds that a container has to stop, including its preStop hook. An override replaces all
+/// other values.
 #[must_use]
 pub fn container_grace(
     grace: PodGrace,
@@ -99,14 +100,15 @@ pub fn remaining_after(seconds: i64, spent: Duration) -> i64 {
     seconds.saturating_sub(i64::try_from(spent.as_secs()).unwrap_or(i64::MAX))
 }
 
-/// Returns the timeout for StopContainer, between [`MINIMUM_STOP_SECONDS`] and [`MAXIMUM_STOP_SECONDS`] seconds.
+/// Returns the timeout for StopContainer, between [`MINIMUM_STOP_SECONDS`] and [`MAXIMUM_STOP_SECONDS`]
+/// seconds.
 #[must_use]
 pub fn stop_timeout(seconds: i64) -> i64 {
     seconds.clamp(MINIMUM_STOP_SECONDS, MAXIMUM_STOP_SECONDS)
 }
 
-/// Returns the seconds from `now` to `deadline` (both CLOCK_BOOTTIME), for a stop that is issued again. Rounded up, so that
-/// repeating a stop never shortens the grace period.
+/// Returns the seconds from `now` to `deadline` (both CLOCK_BOOTTIME), for a stop that is issued again.
+/// Rounded up, so that repeating a stop never shortens the grace period.
 #[must_use]
 pub fn remaining_until(deadline: Duration, now: Duration) -> i64 {
     let left = deadline.saturating_sub(now);
@@ -114,8 +116,8 @@ pub fn remaining_until(deadline: Duration, now: Duration) -> i64 {
     i64::try_from(whole).unwrap_or(i64::MAX)
 }
 
-/// Returns how long to wait for a pod that the node terminates: one and a half times its grace period, 10 s at least
-/// (`pkg/kubelet: killPodNow`).
+/// Returns how long to wait for a pod that the node terminates: one and a half times its grace period, 10 s
+/// at least (`pkg/kubelet: killPodNow`).
 #[must_use]
 pub fn kill_timeout(grace: Option<i64>) -> Duration {
     let grace = clock::seconds(grace.unwrap_or(0));
@@ -128,13 +130,13 @@ pub struct ContainerStop {
     pub id: ContainerId,
     /// Name in the spec.
     pub name: String,
-    /// Containers of the plan that must stop first. The wait begins after the container's own preStop hook, counts towards its
-    /// grace period, and ends with it.
+    /// Containers of the plan that must stop first. The wait begins after the container's own preStop hook,
+    /// counts towards its grace period, and ends with it.
     pub after: Vec<String>,
 }
 
-/// Returns all running containers of a pod with the order in which they stop: sidecars after the regular containers, in
-/// reverse order of the spec. Containers without `after` may stop at the same time.
+/// Returns all running containers of a pod with the order in which they stop: sidecars after the regular
+/// containers, in reverse order of the spec. Containers without `after` may stop at the same time.
 #[must_use]
 pub fn termination_plan(pod: Option<&Pod>, runtime: &PodRuntime) -> Vec<ContainerStop> {
     let running: Vec<&RuntimeContainer> =

@@ -1,4 +1,5 @@
-//! Derives additions, updates and removals from snapshots of a source (`pkg/kubelet/config: podStorage.merge`).
+//! Derives additions, updates and removals from snapshots of a source
+//! (`pkg/kubelet/config: podStorage.merge`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,13 +32,15 @@ pub struct PodChange {
 /// Result of merging a snapshot.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct MergeResult {
-    /// Changes in the order in which to handle them: removed, added (oldest first), updated, deleted, reconciled.
+    /// Changes in the order in which to handle them: removed, added (oldest first), updated, deleted,
+    /// reconciled.
     pub changes: Vec<PodChange>,
     /// Pods dropped because an earlier entry has the same full name.
     pub duplicates: Vec<Arc<Pod>>,
     /// Pods dropped because their UID is missing or invalid.
     pub unusable: Vec<Arc<Pod>>,
-    /// This is the first snapshot of the source. The source is ready once the changes are handled, even if there are none.
+    /// This is the first snapshot of the source. The source is ready once the changes are handled, even if
+    /// there are none.
     pub is_first: bool,
 }
 
@@ -51,7 +54,8 @@ pub struct SourceStore {
 
 #[derive(Debug)]
 struct Entry {
-    // The pod as the source sent it, if the source keeps it. If it is sent again unchanged, it is not compared.
+    // The pod as the source sent it, if the source keeps it. If it is sent again unchanged, it is not
+    // compared.
     given: Option<Arc<Pod>>,
     pod: Arc<Pod>,
 }
@@ -222,7 +226,8 @@ fn merge(
     } else {
         return (Entry { given: kept, pod: known }, None);
     };
-    // Owners and finalizers stay as first seen, as in the kubelet. The resource version is updated, since status writes use it.
+    // Owners and finalizers stay as first seen, as in the kubelet. The resource version is updated, since
+    // status writes use it.
     let mut metadata = known.metadata.clone();
     metadata.resource_version = pod.metadata.resource_version.take();
     if op != PodOperation::Reconcile {

@@ -99,8 +99,8 @@ fn init_failed(container: &Container, pod: &Pod, ended: &ContainerStateTerminate
     code != 0 && reason != RESTARTING_ALL && !container_should_restart(container, pod, code)
 }
 
-/// Computes the phase (`pkg/kubelet: getPhase`). `initialized_in_sandbox`: a regular container of the active sandbox has an
-/// instance. `is_terminal`: all containers were stopped for good.
+/// Computes the phase (`pkg/kubelet: getPhase`). `initialized_in_sandbox`: a regular container of the active
+/// sandbox has an instance. `is_terminal`: all containers were stopped for good.
 #[must_use]
 pub fn pod_phase(
     pod: &Pod,

@@ -1,4 +1,5 @@
-//! Probes with a period below one second: the annotation of a pod, and the attempts per second that a node allows.
+//! Probes with a period below one second: the annotation of a pod, and the attempts per second that a node
+//! allows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,13 +38,15 @@ pub struct FastProbes {
     pub exec: u32,
 }
 
-/// Returns whether the annotation applies to a probe: to those that have the shortest period which the API knows.
+/// Returns whether the annotation applies to a probe: to those that have the shortest period which the API
+/// knows.
 #[must_use]
 pub fn is_fast(probe: &Probe) -> bool {
     probe.period_seconds == Some(1)
 }
 
-/// Returns the probes to which the annotation `quintlet.dev/probe-period-ms` applies; none without the annotation.
+/// Returns the probes to which the annotation `quintlet.dev/probe-period-ms` applies; none without the
+/// annotation.
 ///
 /// # Errors
 /// The value is invalid, or the pod has no such probe. All probes then have their `periodSeconds`.
@@ -81,7 +84,8 @@ pub struct GrantedPeriods {
     pub exec: Option<u32>,
 }
 
-/// The shares of the pods in the attempts of a node. A pod keeps its share until it requests less or is removed.
+/// The shares of the pods in the attempts of a node. A pod keeps its share until it requests less or is
+/// removed.
 #[derive(Debug)]
 pub struct RateShares {
     limits: RateLimits,
@@ -116,8 +120,8 @@ impl RateShares {
         self.limits
     }
 
-    /// Replaces the share of a pod. Probes of a kind that do not fit into the limit together get nothing, the others of the pod do. `None`
-    /// gives the share back.
+    /// Replaces the share of a pod. Probes of a kind that do not fit into the limit together get nothing, the
+    /// others of the pod do. `None` gives the share back.
     pub fn request(&mut self, uid: &PodUid, wanted: Option<FastProbes>) -> RateGrant {
         let before = self.shares.remove(uid).unwrap_or_default();
         self.waiting.remove(uid);

@@ -37,10 +37,11 @@ impl ProbeResults {
 /// CLOCK_BOOTTIME at which containers started, by container ID.
 pub type ContainerStarts = BTreeMap<String, Duration>;
 
-/// Adds the start of each running container that has none yet, and removes containers that the runtime no longer lists.
+/// Adds the start of each running container that has none yet, and removes containers that the runtime no
+/// longer lists.
 ///
-/// A start is computed once: an initial delay counts from it and must not follow the wall clock. Read `wall` before `boot`,
-/// so that the time between the two readings makes a start later, never earlier.
+/// A start is computed once: an initial delay counts from it and must not follow the wall clock. Read `wall`
+/// before `boot`, so that the time between the two readings makes a start later, never earlier.
 pub fn record_starts(
     starts: &mut ContainerStarts,
     containers: &[runtime::Container],
@@ -55,8 +56,8 @@ pub fn record_starts(
     }
 }
 
-/// Converts a start to CLOCK_BOOTTIME. A start before this boot becomes its first nanosecond. A start that is unknown or in
-/// the future becomes `boot`, which makes an initial delay too long rather than too short.
+/// Converts a start to CLOCK_BOOTTIME. A start before this boot becomes its first nanosecond. A start that is
+/// unknown or in the future becomes `boot`, which makes an initial delay too long rather than too short.
 fn start_on_boottime(started_unix_ns: i64, wall: jiff::Timestamp, boot: Duration) -> Duration {
     let ago = match started_unix_ns {
         1.. => wall.as_nanosecond().saturating_sub(i128::from(started_unix_ns)).max(0),

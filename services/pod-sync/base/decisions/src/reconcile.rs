@@ -1,9 +1,10 @@
 //! Decides when a status that another client changed in the API server is written again
 //! (`pkg/kubelet/status: needsReconcile`).
 //!
-//! The kubelet compares every 10 s. Here a watch delivers the change, and the first correction follows at once. The pause
-//! between further corrections of one pod grows to 10 s, so that two writers do not loop. A correction that the API server has accepted
-//! without an effect is repeated every 10 min: the server drops a field that it does not know, or a webhook removes it.
+//! The kubelet compares every 10 s. Here a watch delivers the change, and the first correction follows at
+//! once. The pause between further corrections of one pod grows to 10 s, so that two writers do not loop. A
+//! correction that the API server has accepted without an effect is repeated every 10 min: the server drops a
+//! field that it does not know, or a webhook removes it.
 
 use std::time::Duration;
 
@@ -11,8 +12,8 @@ use k8s_openapi::api::core::v1::PodStatus;
 use quintlet_model::pod_status::{OWNED, SHARED, equal, is_terminal, list, text};
 use serde_json::Value;
 
-/// Longest pause between corrections of one pod, and pause between attempts if the object has not changed since
-/// (`pkg/kubelet/status: syncPeriod`).
+/// Longest pause between corrections of one pod, and pause between attempts if the object has not changed
+/// since (`pkg/kubelet/status: syncPeriod`).
 pub const SYNC_PERIOD: Duration = Duration::from_secs(10);
 /// Pause after the first correction.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -55,8 +56,8 @@ impl StatusCorrections {
         self.record_report(base, now);
     }
 
-    /// Returns when to correct an object at version `base` whose status differs from the reported one. `was_accepted`: the API server has
-    /// accepted the last report, and `base` is not older than its answer.
+    /// Returns when to correct an object at version `base` whose status differs from the reported one.
+    /// `was_accepted`: the API server has accepted the last report, and `base` is not older than its answer.
     #[must_use]
     pub fn due(&self, base: &str, was_accepted: bool, now: Duration) -> CorrectionDue {
         let calm = self.last.map_or(Duration::ZERO, |(at, pause)| at.saturating_add(pause));
@@ -72,7 +73,8 @@ impl StatusCorrections {
     }
 }
 
-/// Returns whether an object at version `base` is older than the last write of its status, at version `written`.
+/// Returns whether an object at version `base` is older than the last write of its status, at version
+/// `written`.
 #[must_use]
 pub fn is_older(base: &str, written: &str) -> bool {
     match (base.parse::<u64>(), written.parse::<u64>()) {
@@ -81,11 +83,11 @@ pub fn is_older(base: &str, written: &str) -> bool {
     }
 }
 
-/// Returns whether writing `desired` would change a field of `base`, the status in the API server, that the kubelet owns
-/// (`pkg/kubelet/status: needsReconcile`).
+/// Returns whether writing `desired` would change a field of `base`, the status in the API server, that the
+/// kubelet owns (`pkg/kubelet/status: needsReconcile`).
 ///
-/// While containers `could_run`, a terminal phase is not written, and DisruptionTarget is written with a terminal phase only:
-/// these do not count as differences.
+/// While containers `could_run`, a terminal phase is not written, and DisruptionTarget is written with a
+/// terminal phase only: these do not count as differences.
 #[must_use]
 pub fn needs_reconcile(base: Option<&PodStatus>, desired: &PodStatus, could_run: bool) -> bool {
     if base.is_some_and(|base| are_evidently_equal(base, desired)) {
@@ -106,8 +108,9 @@ pub fn needs_reconcile(base: Option<&PodStatus>, desired: &PodStatus, could_run:
     !equal(&base, &desired)
 }
 
-/// Returns whether two statuses have the same values, apart from the times of conditions and the conditions of other components. This
-/// is so after most writes, and costs far less than [`equal`], which also knows different texts of a value.
+/// Returns whether two statuses have the same values, apart from the times of conditions and the conditions
+/// of other components. This is so after most writes, and costs far less than [`equal`], which also knows
+/// different texts of a value.
 fn are_evidently_equal(a: &PodStatus, b: &PodStatus) -> bool {
     fn conditions(status: &PodStatus) -> Vec<(&str, &str, Option<&str>, Option<&str>)> {
         let own = status.conditions.iter().flatten().filter(|c| OWNED.contains(&c.type_.as_str()));

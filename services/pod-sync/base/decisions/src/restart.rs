@@ -20,7 +20,8 @@ pub(crate) enum RuleAction {
     RestartAll,
 }
 
-/// Returns the action of the first rule that matches `exit_code`. Rules apply only with a container-level restart policy.
+/// Returns the action of the first rule that matches `exit_code`. Rules apply only with a container-level
+/// restart policy.
 #[must_use]
 pub(crate) fn matching_rule(container: &Container, exit_code: i32) -> Option<RuleAction> {
     container.restart_policy.as_ref()?;
@@ -59,9 +60,10 @@ pub(crate) fn container_should_restart(container: &Container, pod: &Pod, exit_co
     }
 }
 
-/// Returns the exit code by which an init container is judged (`pkg/kubelet/kuberuntime: isInitContainerFailed`). One that was
-/// OOMKilled has failed even if its process exits with 0, so its code is that of SIGKILL then. A kubelet judges the restart and the
-/// phase by 0, and leaves such a pod Pending for ever.
+/// Returns the exit code by which an init container is judged
+/// (`pkg/kubelet/kuberuntime: isInitContainerFailed`). One that was OOMKilled has failed even if its process
+/// exits with 0, so its code is that of SIGKILL then. A kubelet judges the restart and the phase by 0, and
+/// leaves such a pod Pending for ever.
 #[must_use]
 pub(crate) fn init_exit_code(exit_code: i32, reason: &str) -> i32 {
     if exit_code == 0 && reason == "OOMKilled" { 137 } else { exit_code }
@@ -83,7 +85,8 @@ pub(crate) fn should_container_be_restarted(container: &Container, pod: &Pod, ru
     }
 }
 
-/// Returns whether a running container is started again after a kill. Rules do not apply, since it has not exited.
+/// Returns whether a running container is started again after a kill. Rules do not apply, since it has not
+/// exited.
 #[must_use]
 pub(crate) fn restarts_after_kill(container: &Container, pod: &Pod) -> bool {
     effective_policy(container, pod) != "Never"
@@ -111,7 +114,8 @@ pub fn has_restart_all_rule(pod: &Pod) -> bool {
     })
 }
 
-/// Returns whether the newest instance of `container` exited with a code for which a rule restarts all containers.
+/// Returns whether the newest instance of `container` exited with a code for which a rule restarts all
+/// containers.
 #[must_use]
 pub(crate) fn is_restart_all_source(container: &Container, runtime: &PodRuntime) -> bool {
     runtime.newest(&container.name).is_some_and(|c| {

@@ -10,8 +10,8 @@ use super::restart::{
     RESTARTING_ALL, RuleAction, has_restart_all_rule, is_restart_all_source, matching_rule,
 };
 
-/// Returns whether a restart of all containers is requested: by a current exit, by one in `old`, or by a restart that is still
-/// in progress.
+/// Returns whether a restart of all containers is requested: by a current exit, by one in `old`, or by a
+/// restart that is still in progress.
 #[must_use]
 pub(crate) fn restart_all_triggered(pod: &Pod, runtime: &PodRuntime, old: &PodStatus) -> bool {
     if !has_restart_all_rule(pod) {

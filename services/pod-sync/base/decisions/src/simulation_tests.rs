@@ -1,4 +1,5 @@
-//! Runs the decisions against a model of a runtime with random faults: pods always settle, and no invariant breaks on the way.
+//! Runs the decisions against a model of a runtime with random faults: pods always settle, and no invariant
+//! breaks on the way.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -143,7 +144,8 @@ impl Sim {
             }
             Event::Forgotten(i) => {
                 let name = name(i);
-                // The newest record of a container that must not run again is the only evidence of its exit: GC keeps it.
+                // The newest record of a container that must not run again is the only evidence of its exit:
+                // GC keeps it.
                 let kept = Some(pod::restart_policy(&self.pod))
                     .filter(|p| *p != "Always")
                     .and_then(|_| self.runtime.newest(&name).map(|c| c.id.clone()));
@@ -323,8 +325,8 @@ proptest! {
             let before = sim.runtime.clone();
             match sim.pass() {
                 None => over = true,
-                // As in the kubelet, a pod with restartPolicy Never that loses its sandbox before its regular containers ran is not
-                // started again and stays Pending.
+                // As in the kubelet, a pod with restartPolicy Never that loses its sandbox before its regular
+                // containers ran is not started again and stays Pending.
                 Some(actions) if actions.kill_pod && actions.is_idle(&before) => {
                     left_for_dead = true;
                     idle += 1;

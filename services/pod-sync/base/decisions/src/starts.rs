@@ -13,7 +13,8 @@ use crate::backoff::{self, BackoffDecision, BackoffDelays, CrashLoopBackoffs, Im
 use crate::container_status::WaitingReason;
 use crate::waiting::{StartBackoff, StartBackoffs, StartFailure};
 
-/// How long an error is reported before the back-off replaces it. In a kubelet, the next relist causes the next sync.
+/// How long an error is reported before the back-off replaces it. In a kubelet, the next relist causes the
+/// next sync.
 const ERROR_SHOWN: Duration = Duration::from_secs(1);
 
 /// The list of the pod spec that a container is in.
@@ -35,7 +36,8 @@ impl ContainerKind {
         }
     }
 
-    /// Returns whether the containers after this one must wait for it: it is an init container and no sidecar.
+    /// Returns whether the containers after this one must wait for it: it is an init container and no
+    /// sidecar.
     #[must_use]
     pub fn blocks_the_next(self, container: &Container) -> bool {
         self == Self::Init && !pods::is_sidecar(container)
@@ -60,8 +62,8 @@ pub struct StartHold {
 }
 
 impl StartHold {
-    /// Returns how long a start that failed at `boot` keeps its reason; none if the reason is a back-off. `error_wait` is
-    /// the time until the retry of most failures.
+    /// Returns how long a start that failed at `boot` keeps its reason; none if the reason is a back-off.
+    /// `error_wait` is the time until the retry of most failures.
     #[must_use]
     pub fn after(reason: &str, boot: Duration, error_wait: Duration) -> Option<Self> {
         let (if_ended, until) = match StartFailure::parse(reason) {

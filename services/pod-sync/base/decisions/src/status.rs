@@ -1,7 +1,7 @@
 //! Computes the API status of a pod (`pkg/kubelet: generateAPIPodStatus`, `pkg/kubelet/status`).
 //!
-//! [`generate`] builds on the previous status (`old`), so that transition times, start time and restart counts only move
-//! forward. status-reporter merges the result with the status in the API server.
+//! [`generate`] builds on the previous status (`old`), so that transition times, start time and restart
+//! counts only move forward. status-reporter merges the result with the status in the API server.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -34,7 +34,8 @@ use super::restart_all::restart_all_triggered;
 pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 /// Reason of a pod whose volumes cannot be attached to this node.
 pub const ATTACHMENT_LIMIT: &str = "VolumeAttachmentLimitExceeded";
-/// Reason of a rejection for which Kubernetes has no other reason (`pkg/kubelet/lifecycle: UnexpectedAdmissionError`).
+/// Reason of a rejection for which Kubernetes has no other reason
+/// (`pkg/kubelet/lifecycle: UnexpectedAdmissionError`).
 pub const UNEXPECTED_ADMISSION: &str = "UnexpectedAdmissionError";
 /// Message of status and event of the same.
 pub const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
@@ -87,8 +88,8 @@ fn base<'a>(pod: &'a Pod, old: Option<&'a PodStatus>) -> &'a PodStatus {
     old.or(pod.status.as_ref()).unwrap_or(&EMPTY)
 }
 
-/// Computes the status. If it would move a terminated container back although nothing restarts it, the previous status is
-/// returned unchanged: the runtime contradicts itself.
+/// Computes the status. If it would move a terminated container back although nothing restarts it, the
+/// previous status is returned unchanged: the runtime contradicts itself.
 #[must_use]
 pub fn generate(input: &StatusInput<'_>) -> PodStatus {
     let old = base(input.pod, input.old);
@@ -169,8 +170,8 @@ fn container_statuses(context: &Context<'_>, old: &PodStatus) -> ContainerStatus
     }
 }
 
-// Returns phase, reason and message for the phase that follows from the containers. A terminal phase stays, and the deadline
-// of an active pod makes it Failed.
+// Returns phase, reason and message for the phase that follows from the containers. A terminal phase stays,
+// and the deadline of an active pod makes it Failed.
 fn phase_with_reason(
     input: &StatusInput<'_>,
     old: &PodStatus,
@@ -203,8 +204,9 @@ fn non_empty(list: &qos::ResourceList) -> Option<BTreeMap<String, Quantity>> {
     Some(qos::to_api(list)).filter(|l| !l.is_empty())
 }
 
-// While the pod runs, its status has the resources of its cgroup, so a resize that is not actuated yet is not visible
-// (`pkg/kubelet: generateAPIPodStatus`). A cgroup has no memory request. Without resources the status has an empty object.
+// While the pod runs, its status has the resources of its cgroup, so a resize that is not actuated yet is not
+// visible (`pkg/kubelet: generateAPIPodStatus`). A cgroup has no memory request. Without resources the status
+// has an empty object.
 fn pod_resources(
     input: &StatusInput<'_>,
     phase: PodPhase,
@@ -290,8 +292,8 @@ fn addresses(input: &StatusInput<'_>, old: &PodStatus) -> (Option<String>, Optio
             ips.extend(host.into_iter().find(|ip| ip.contains(':') != v6));
         }
     } else if ips.is_empty() && input.runtime.active_sandbox().is_none() {
-        // A stopped pod keeps its address: logs and endpoints are still looked up by it. An address that the API server has from
-        // before a reboot may belong to another pod now.
+        // A stopped pod keeps its address: logs and endpoints are still looked up by it. An address that the
+        // API server has from before a reboot may belong to another pod now.
         let had_sandbox = !input.runtime.sandboxes.is_empty();
         if had_sandbox || input.is_terminal {
             ips = input.old.map(ips_of).unwrap_or_default();
@@ -369,7 +371,8 @@ pub fn illegal_transition(pod: &Pod, old: &PodStatus, new: &PodStatus) -> bool {
     regular || init
 }
 
-/// Completes a status: transition times, start time, observedGeneration and normal form (`pkg/kubelet/status: updateStatusInternal`).
+/// Completes a status: transition times, start time, observedGeneration and normal form
+/// (`pkg/kubelet/status: updateStatusInternal`).
 #[must_use]
 pub fn finish(pod: &Pod, old: &PodStatus, mut new: PodStatus, now: jiff::Timestamp) -> PodStatus {
     for c in new.conditions.iter_mut().flatten().filter(|c| conditions::has_transition_time(&c.type_)) {
@@ -383,9 +386,9 @@ pub fn finish(pod: &Pod, old: &PodStatus, mut new: PodStatus, now: jiff::Timesta
     new
 }
 
-/// Returns a status that no API object has had, with the times of the mirror pod's status: its start time, and the transition times of
-/// conditions with the same value. A kubelet does the same if its watch has delivered the mirror before the first status
-/// (`pkg/kubelet/status: updateStatusInternal`).
+/// Returns a status that no API object has had, with the times of the mirror pod's status: its start time,
+/// and the transition times of conditions with the same value. A kubelet does the same if its watch has
+/// delivered the mirror before the first status (`pkg/kubelet/status: updateStatusInternal`).
 #[must_use]
 pub fn with_times_of(mut status: PodStatus, shown: &PodStatus) -> PodStatus {
     status.start_time = shown.start_time.clone().or(status.start_time);
@@ -463,8 +466,8 @@ fn normalize(pod: &Pod, status: &mut PodStatus) {
     }
 }
 
-/// Computes the last status of a pod, whose containers have all stopped (`pkg/kubelet/status: TerminatePod`). `old` is the
-/// previous status.
+/// Computes the last status of a pod, whose containers have all stopped (`pkg/kubelet/status: TerminatePod`).
+/// `old` is the previous status.
 #[must_use]
 pub fn terminate(pod: &Pod, old: Option<&PodStatus>, now: jiff::Timestamp) -> PodStatus {
     let old = base(pod, old);
@@ -606,7 +609,8 @@ pub fn rejection_message(message: &str) -> String {
     format!("Pod was rejected: {message}")
 }
 
-/// Returns the status of a pod that was not admitted, without conditions and containers (`pkg/kubelet: rejectPod`).
+/// Returns the status of a pod that was not admitted, without conditions and containers
+/// (`pkg/kubelet: rejectPod`).
 #[must_use]
 pub fn rejected(pod: &Pod, reason: &str, message: &str, now: jiff::Timestamp) -> PodStatus {
     let status = PodStatus {

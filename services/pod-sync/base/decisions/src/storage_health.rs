@@ -1,4 +1,5 @@
-//! The health of the storage behind CSI drivers, for `CSINode.status.storageHealth` (`pkg/kubelet/volumehealth`).
+//! The health of the storage behind CSI drivers, for `CSINode.status.storageHealth`
+//! (`pkg/kubelet/volumehealth`).
 
 use std::collections::BTreeSet;
 
@@ -44,8 +45,8 @@ fn identity(condition: &StorageHealthCondition) -> [&str; 4] {
     [status, reason, modes[0], modes[1]]
 }
 
-/// Returns the conditions that the API server takes, without times: one per status, reason and modes, at most 16, with texts that are cut.
-/// A missing reason is that of the status.
+/// Returns the conditions that the API server takes, without times: one per status, reason and modes, at most
+/// 16, with texts that are cut. A missing reason is that of the status.
 #[must_use]
 pub fn conditions(reports: impl IntoIterator<Item = StorageReport>) -> Vec<StorageHealthCondition> {
     let mut found: Vec<StorageHealthCondition> = Vec::new();

@@ -1,4 +1,5 @@
-//! Checks of a sync before its actions, and when a static pod starts (`pkg/kubelet: SyncPod`, `allowPodStart`).
+//! Checks of a sync before its actions, and when a static pod starts (`pkg/kubelet: SyncPod`,
+//! `allowPodStart`).
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use quintlet_model::ids::PodUid;
@@ -68,8 +69,8 @@ pub struct FullNameWaiter {
     pub live: bool,
 }
 
-/// Returns whether a static pod may start: no other pod with its full name is started, and it is the first live one in the
-/// queue (`pkg/kubelet: allowStaticPodStart`).
+/// Returns whether a static pod may start: no other pod with its full name is started, and it is the first
+/// live one in the queue (`pkg/kubelet: allowStaticPodStart`).
 #[must_use]
 pub fn static_pod_may_start(uid: &PodUid, started: Option<&PodUid>, line: &[FullNameWaiter]) -> bool {
     match started {
@@ -78,8 +79,8 @@ pub fn static_pod_may_start(uid: &PodUid, started: Option<&PodUid>, line: &[Full
     }
 }
 
-/// Returns restart count and attempt of the next instance of a container. Without a runtime record they are derived from the
-/// log files in its log directory, `<n>.log` and rotated ones.
+/// Returns restart count and attempt of the next instance of a container. Without a runtime record they are
+/// derived from the log files in its log directory, `<n>.log` and rotated ones.
 #[must_use]
 pub fn next_attempt<'a>(
     runtime: &PodRuntime,

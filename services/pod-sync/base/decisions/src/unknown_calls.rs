@@ -1,6 +1,7 @@
 //! Decides when runtime calls whose outcome stays unknown count as a failure of their container or sandbox.
 //!
-//! A single unknown outcome comes from a restart of a service or of the runtime. The caller repeats such a call without an event.
+//! A single unknown outcome comes from a restart of a service or of the runtime. The caller repeats such a
+//! call without an event.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,7 +27,8 @@ struct Streak {
 pub struct UnknownCalls(BTreeMap<String, Streak>);
 
 impl UnknownCalls {
-    /// Records an unknown outcome of `method` on `object` at `now` (CLOCK_BOOTTIME). Returns whether it counts as a failure.
+    /// Records an unknown outcome of `method` on `object` at `now` (CLOCK_BOOTTIME). Returns whether it
+    /// counts as a failure.
     pub fn add(&mut self, container: &str, method: &'static str, object: &str, now: Duration) -> bool {
         let streak = self.0.entry(container.to_owned()).or_insert_with(|| Streak::new(method, object, now));
         if (streak.method, streak.object.as_str()) != (method, object) {

@@ -1,4 +1,5 @@
-//! Fields of a pod that this node cannot enforce, and their effect. docs/pod-fields.md has a verdict for every field.
+//! Fields of a pod that this node cannot enforce, and their effect. docs/pod-fields.md has a verdict for
+//! every field.
 
 use k8s_openapi::api::core::v1::{Container, DownwardAPIVolumeFile, HTTPGetAction, KeyToPath, Pod, Volume};
 use quintlet_model::pod;
@@ -19,13 +20,16 @@ pub struct FieldGates {
     pub h2c_probes: bool,
     /// GRPCContainerProbeTLS: `grpc.mode` of probes.
     pub grpc_probe_tls: bool,
-    /// VolumeBindMountOptions: `bindMountOptions` of containers. Without it, pods that have some are rejected.
+    /// VolumeBindMountOptions: `bindMountOptions` of containers. Without it, pods that have some are
+    /// rejected.
     pub bind_mount_options: bool,
     /// EmptyDirVolumeMode: `emptyDir.mode`.
     pub empty_dir_mode: bool,
-    /// AtomicWriteVolumeUserFields: `defaultUser` and `user` of configMap, secret, downwardAPI and projected volumes.
+    /// AtomicWriteVolumeUserFields: `defaultUser` and `user` of configMap, secret, downwardAPI and projected
+    /// volumes.
     pub file_owners: bool,
-    /// InPlacePodVerticalScalingMemoryBackedVolumes: `emptyDir.sizeLimit` of memory-backed volumes follows a resize.
+    /// InPlacePodVerticalScalingMemoryBackedVolumes: `emptyDir.sizeLimit` of memory-backed volumes follows a
+    /// resize.
     pub memory_volume_resize: bool,
     /// InPlacePodVerticalScalingSchedulerPreemption: no pod is preempted on the node for a resize.
     pub scheduler_preempts_for_resizes: bool,
@@ -42,7 +46,8 @@ pub fn not_enforced(pod: &Pod, gates: FieldGates) -> Vec<String> {
     out
 }
 
-/// Returns a message for each field that is set and that Kubernetes 1.37 has behind a feature gate that is off.
+/// Returns a message for each field that is set and that Kubernetes 1.37 has behind a feature gate that is
+/// off.
 fn unread_fields(pod: &Pod, gates: FieldGates) -> Vec<String> {
     let (spec, mut out) = (pod::spec(pod), Vec::new());
     for (list, containers) in

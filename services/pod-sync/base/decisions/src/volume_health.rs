@@ -44,8 +44,9 @@ pub struct PodVolumeAnswers {
     pub are_all: bool,
 }
 
-/// Returns the conditions of an answer that the API server takes: one per status and reason, at most 16, with texts that are cut. A
-/// missing reason is that of the status. The API server refuses a status with other conditions, and the pod could not be deleted.
+/// Returns the conditions of an answer that the API server takes: one per status and reason, at most 16, with
+/// texts that are cut. A missing reason is that of the status. The API server refuses a status with other
+/// conditions, and the pod could not be deleted.
 #[must_use]
 pub fn conditions(
     entries: impl IntoIterator<Item = (VolumeProblem, String, String)>,
@@ -65,7 +66,8 @@ pub fn conditions(
     entries.into_iter().filter_map(condition).take(MOST_CONDITIONS).collect()
 }
 
-/// Returns whether two answers have the same statuses and reasons. As in the kubelet, another message is no change.
+/// Returns whether two answers have the same statuses and reasons. As in the kubelet, another message is no
+/// change.
 #[must_use]
 pub fn are_same(a: &[VolumeHealthCondition], b: &[VolumeHealthCondition]) -> bool {
     fn keys(list: &[VolumeHealthCondition]) -> BTreeSet<(&str, &str)> {
@@ -74,8 +76,8 @@ pub fn are_same(a: &[VolumeHealthCondition], b: &[VolumeHealthCondition]) -> boo
     keys(a) == keys(b)
 }
 
-/// Sets the health of the volumes, sorted by their names. A volume without an answer keeps that of the old status, as does one that is
-/// not known yet. A healthy volume has no entry.
+/// Sets the health of the volumes, sorted by their names. A volume without an answer keeps that of the old
+/// status, as does one that is not known yet. A healthy volume has no entry.
 pub fn add_volume_health(
     status: &mut PodStatus,
     old: Option<&PodStatus>,
@@ -179,7 +181,8 @@ mod tests {
         let turned = Some(answer(&[(Inaccessible, "Gone", "5"), (Degraded, "Slow", "6")]));
         let well = Some(Vec::new());
         let unknown: Option<Vec<VolumeHealthCondition>> = None;
-        // Answers by volume, whether these are all volumes, and the status after that of the row before, at the time of the row.
+        // Answers by volume, whether these are all volumes, and the status after that of the row before, at
+        // the time of the row.
         let table = [
             (vec![("b", &unknown), ("a", &unknown)], true, ""),
             (vec![("b", &slow), ("a", &well)], true, "b since 1: Degraded/Slow: 1"),

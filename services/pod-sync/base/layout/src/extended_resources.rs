@@ -11,6 +11,6 @@ pub struct ResourceCount {
     pub allocatable: usize,
 }
 
-/// The extended resources of the node, by name. A resource whose provider has gone for good is in it with zero, which replaces the value
-/// of the Node.
+/// The extended resources of the node, by name. A resource whose provider has gone for good is in it with
+/// zero, which replaces the value of the Node.
 pub type ExtendedResources = BTreeMap<String, ResourceCount>;

@@ -81,13 +81,15 @@ impl ObjectError {
 /// A source of API objects: manifests without an API server, watches with one.
 #[async_trait]
 pub trait ObjectSource: Send + Sync {
-    /// Registers a pod, or takes over its new spec: its ConfigMaps and Secrets are about to be read. Does not wait.
+    /// Registers a pod, or takes over its new spec: its ConfigMaps and Secrets are about to be read. Does not
+    /// wait.
     fn register(&self, _uid: &PodUid, _pod: &Arc<Pod>) {}
 
     /// Removes a pod whose ConfigMaps and Secrets are not read any more.
     fn unregister(&self, _uid: &PodUid) {}
 
-    /// Returns a number that grows when a ConfigMap or Secret of a registered pod changes and has to be read again.
+    /// Returns a number that grows when a ConfigMap or Secret of a registered pod changes and has to be read
+    /// again.
     fn changes(&self, _uid: &PodUid) -> u64 {
         0
     }
@@ -110,8 +112,8 @@ pub trait ObjectSource: Send + Sync {
     /// [`ObjectError::NotReady`] until the first list was received.
     async fn services(&self, namespace: &str) -> Result<Vec<Arc<Service>>, ObjectError>;
 
-    /// Returns the handler of a RuntimeClass. Without an API server the name is that of the handler, and the runtime rejects an
-    /// unknown one.
+    /// Returns the handler of a RuntimeClass. Without an API server the name is that of the handler, and the
+    /// runtime rejects an unknown one.
     ///
     /// # Errors
     /// The class does not exist, or the first list was not received.

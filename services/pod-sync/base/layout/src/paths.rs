@@ -16,7 +16,8 @@ pub fn pod_dir(root: &Path, uid: &PodUid) -> PathBuf {
     pods_dir(root).join(uid.as_str())
 }
 
-/// Returns the directory of a volume that the pod's worker sets up itself: `<root>/pods/<uid>/volumes/kubernetes.io~<plugin>/<volume>`.
+/// Returns the directory of a volume that the pod's worker sets up itself:
+/// `<root>/pods/<uid>/volumes/kubernetes.io~<plugin>/<volume>`.
 #[must_use]
 pub fn direct_volume_dir(root: &Path, uid: &PodUid, plugin: &str, volume: &str) -> PathBuf {
     pod_dir(root, uid).join("volumes").join(format!("kubernetes.io~{plugin}")).join(volume)
@@ -40,7 +41,8 @@ pub fn container_log_path(container: &str, restarts: u32) -> String {
     format!("{container}/{restarts}.log")
 }
 
-/// Returns the name of the symlink in `/var/log/containers`, at most 255 bytes (`pkg/kubelet/kuberuntime: logSymlink`).
+/// Returns the name of the symlink in `/var/log/containers`, at most 255 bytes
+/// (`pkg/kubelet/kuberuntime: logSymlink`).
 #[must_use]
 pub fn legacy_log_name(pod: &PodRef, container: &str, id: &str) -> String {
     const SUFFIX: &str = ".log";

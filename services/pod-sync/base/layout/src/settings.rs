@@ -50,7 +50,8 @@ pub struct NodeSettings {
     pub isolates_storage: bool,
     /// Resources that hard eviction thresholds keep free.
     pub eviction_reserve: ResourceList,
-    /// The limits of the cgroup of all pods exclude reserved resources (`enforceNodeAllocatable` contains `pods`).
+    /// The limits of the cgroup of all pods exclude reserved resources (`enforceNodeAllocatable` contains
+    /// `pods`).
     pub enforce_reserved: bool,
     /// Allocatable resources, for limits in the downward API.
     pub allocatable: ResourceList,
@@ -65,7 +66,8 @@ pub struct NodeSettings {
     pub swap_controller: bool,
     /// Swap of the machine in bytes, if `swapBehavior` is `LimitedSwap`.
     pub limited_swap_bytes: Option<i64>,
-    /// Throttling and protection of the memory of containers; `None` without the feature gate MemoryQoS or without cgroup v2.
+    /// Throttling and protection of the memory of containers; `None` without the feature gate MemoryQoS or
+    /// without cgroup v2.
     pub memory_qos: Option<MemoryQos>,
     /// `qosReserved` of memory, in percent; `None` without the feature gate QOSReserved.
     pub qos_reserved_percent: Option<i64>,
@@ -73,7 +75,8 @@ pub struct NodeSettings {
     pub single_process_oom_kill: bool,
     /// SELinux is enabled, so volumes are relabelled.
     pub selinux: bool,
-    /// The feature gate ContainerStopSignals is on: containers get their `lifecycle.stopSignal`, and statuses have the signal in use.
+    /// The feature gate ContainerStopSignals is on: containers get their `lifecycle.stopSignal`, and statuses
+    /// have the signal in use.
     pub stop_signals: bool,
     /// The feature gate ResourceHealthStatus is on: statuses have the health of devices.
     pub device_health: bool,
@@ -89,7 +92,8 @@ pub struct NodeSettings {
     pub default_sysctls: BTreeMap<String, String>,
     /// AppArmor is enabled in the kernel.
     pub app_armor: bool,
-    /// The existing directories `/sys/devices/system/cpu/cpu<N>/thermal_throttle`, which are masked in containers.
+    /// The existing directories `/sys/devices/system/cpu/cpu<N>/thermal_throttle`, which are masked in
+    /// containers.
     pub thermal_throttle: Vec<String>,
 }
 

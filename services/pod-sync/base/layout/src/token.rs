@@ -44,7 +44,8 @@ impl Token {
     fn needs_refresh(&self, now: Timestamp, jitter: Duration) -> bool {
         let jitter = SignedDuration::try_from(jitter).unwrap_or(SignedDuration::ZERO);
         let life = SignedDuration::from_secs(self.expiration_seconds);
-        // Both values come from the API server. If their difference overflows, the refresh is due at once or never.
+        // Both values come from the API server. If their difference overflows, the refresh is due at once or
+        // never.
         let left = now.duration_until(self.expires);
         let age = life.saturating_sub(left);
         let fifth = life.checked_div(5).unwrap_or(SignedDuration::ZERO);
@@ -90,8 +91,8 @@ pub struct TokenCache {
 }
 
 impl TokenCache {
-    /// Returns the cached token, or a new one after 80 % of its lifetime or a day (`pkg/kubelet/token: requiresRefresh`). `jitter`
-    /// (0 to 10 s) spreads refreshes.
+    /// Returns the cached token, or a new one after 80 % of its lifetime or a day
+    /// (`pkg/kubelet/token: requiresRefresh`). `jitter` (0 to 10 s) spreads refreshes.
     ///
     /// # Errors
     /// The request failed, and there is no valid token.

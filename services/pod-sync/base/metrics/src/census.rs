@@ -87,7 +87,8 @@ impl Default for Census {
 }
 
 impl Census {
-    /// Sets the gauges. `runtime_only` is the number of pods that only the runtime has and that are being removed.
+    /// Sets the gauges. `runtime_only` is the number of pods that only the runtime has and that are being
+    /// removed.
     pub fn set(&self, pods: &[Counted], mirrors: usize, runtime_only: usize) {
         let gauge = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         for (is_static, label) in [(false, ""), (true, "true")] {

@@ -1,7 +1,8 @@
 //! Metrics of pods, under the names of the kubelet (pkg/kubelet/metrics, pkg/volume/util).
 //!
-//! [`PodMetrics`] has counters and histograms of starts, restarts and syncs; [`Census`] counts pods by state; [`StartLatency`] measures the
-//! start latency of the scalability SLO; [`Operations`] measures what is done for pods. There are no tasks and no channels.
+//! [`PodMetrics`] has counters and histograms of starts, restarts and syncs; [`Census`] counts pods by state;
+//! [`StartLatency`] measures the start latency of the scalability SLO; [`Operations`] measures what is done
+//! for pods. There are no tasks and no channels.
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -347,7 +348,8 @@ pub fn set_cgroup_version(is_v2: bool) {
     gauge("kubelet_cgroup_version", "cgroup version on the hosts").set(if is_v2 { 2 } else { 1 });
 }
 
-/// Sets the gauges of the memory that cgroups protect, in bytes: that of Guaranteed pods and that of Burstable pods.
+/// Sets the gauges of the memory that cgroups protect, in bytes: that of Guaranteed pods and that of
+/// Burstable pods.
 pub fn set_memory_qos(min: i64, low: i64) {
     let help = "Total memory.min bytes (hard protection) set at the node level for Guaranteed pods";
     gauge("kubelet_memory_qos_node_memory_min_bytes", help).set(min);

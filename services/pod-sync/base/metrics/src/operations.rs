@@ -1,4 +1,5 @@
-//! Metrics of the operations on pods: first syncs, image pulls and removals, image volumes, resizes, cgroups (pkg/kubelet/metrics).
+//! Metrics of the operations on pods: first syncs, image pulls and removals, image volumes, resizes, cgroups
+//! (pkg/kubelet/metrics).
 
 use std::time::Duration;
 
@@ -209,8 +210,8 @@ impl Operations {
         self.image_removals.get_or_create(&ReasonLabel { reason }).inc();
     }
 
-    /// Counts the image volumes that a container mounts, after its creation. `error` is the error of the creation
-    /// (`pkg/kubelet/kuberuntime: incrementImageVolumeMetrics`).
+    /// Counts the image volumes that a container mounts, after its creation. `error` is the error of the
+    /// creation (`pkg/kubelet/kuberuntime: incrementImageVolumeMetrics`).
     pub fn image_volumes_mounted(&self, pod: &Pod, container: &Container, error: Option<&str>) {
         let is_image = |name: &str| {
             pods::spec(pod).volumes.iter().flatten().any(|v| v.name == name && v.image.is_some())
@@ -256,7 +257,8 @@ impl Operations {
     }
 }
 
-/// Begin of a runtime's error for an image volume (`staging/src/k8s.io/cri-api/pkg/errors: ErrImageVolumeMountFailed`).
+/// Begin of a runtime's error for an image volume
+/// (`staging/src/k8s.io/cri-api/pkg/errors: ErrImageVolumeMountFailed`).
 const IMAGE_VOLUME_MOUNT_FAILED: &str = "ImageVolumeMountFailed";
 
 fn count(n: usize) -> f64 {

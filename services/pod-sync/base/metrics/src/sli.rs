@@ -1,7 +1,9 @@
-//! Start latency of API server pods, as in the scalability SLO (pkg/kubelet/util/pod_startup_latency_tracker.go): from the creation
-//! until all containers run, without the time of pulls and init containers.
+//! Start latency of API server pods, as in the scalability SLO
+//! (pkg/kubelet/util/pod_startup_latency_tracker.go): from the creation until all containers run, without the
+//! time of pulls and init containers.
 //!
-//! The kubelet takes the time when it observes its own status by the watch. pod-sync takes it when the status is computed.
+//! The kubelet takes the time when it observes its own status by the watch. pod-sync takes it when the status
+//! is computed.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -25,8 +25,9 @@ pub enum PodDisposition {
     Removed,
 }
 
-/// Returns the containers to remove, oldest first; `now` is wall time. Running containers are never removed. Of a kept pod
-/// the newest instance of each container stays, since without it the container would look as if it had never run.
+/// Returns the containers to remove, oldest first; `now` is wall time. Running containers are never removed.
+/// Of a kept pod the newest instance of each container stays, since without it the container would look as if
+/// it had never run.
 #[must_use]
 pub fn dead_containers(
     runtime: &PodRuntime,
@@ -58,7 +59,8 @@ pub fn dead_containers(
     dead.into_iter().map(|c| c.id.clone()).collect()
 }
 
-/// Returns the sandboxes to remove: not ready, without containers once `removed` are gone, and not the newest of a kept pod.
+/// Returns the sandboxes to remove: not ready, without containers once `removed` are gone, and not the newest
+/// of a kept pod.
 #[must_use]
 pub fn dead_sandboxes(runtime: &PodRuntime, removed: &[ContainerId], fate: PodDisposition) -> Vec<SandboxId> {
     let kept = match fate {

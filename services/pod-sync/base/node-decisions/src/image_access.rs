@@ -1,7 +1,8 @@
-//! Decides whether a pod may use an image that is already present (`pkg/kubelet/images/pullmanager: MustAttemptImagePull`).
+//! Decides whether a pod may use an image that is already present
+//! (`pkg/kubelet/images/pullmanager: MustAttemptImagePull`).
 //!
-//! An image that was pulled with credentials may be used by a pod that presents credentials that pulled it before. Any other
-//! pod has to pull it again.
+//! An image that was pulled with credentials may be used by a pod that presents credentials that pulled it
+//! before. Any other pod has to pull it again.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::image_name;
 
-/// Credentials beyond this many are not added to a record when they only match by content (`pkg/kubelet/images/pullmanager`).
+/// Credentials beyond this many are not added to a record when they only match by content
+/// (`pkg/kubelet/images/pullmanager`).
 const MOST_LEARNT: usize = 100;
 
 /// Selection of the images whose use is verified (`imagePullCredentialsVerificationPolicy`).

@@ -20,7 +20,8 @@ pub struct ImageGcPolicy {
 const PERIOD: Duration = Duration::from_secs(5 * 60);
 
 impl ImageGcPolicy {
-    /// Returns the interval until the next collection, at least `least`. Shorter than the kubelet's period if `max_age` is.
+    /// Returns the interval until the next collection, at least `least`. Shorter than the kubelet's period if
+    /// `max_age` is.
     #[must_use]
     pub fn period(&self, least: Duration) -> Duration {
         if self.max_age.is_zero() { PERIOD } else { self.max_age.clamp(least, PERIOD.max(least)) }

@@ -16,7 +16,8 @@ pub struct InvalidImageName {
     reason: InvalidReference,
 }
 
-/// The rule that an image name breaks (`github.com/distribution/reference`, `github.com/opencontainers/go-digest`).
+/// The rule that an image name breaks (`github.com/distribution/reference`,
+/// `github.com/opencontainers/go-digest`).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidReference {
     #[error("{}", INVALID)]
@@ -47,7 +48,8 @@ pub fn with_tag(image: &str) -> Result<String, InvalidImageName> {
     }
 }
 
-/// Returns the repository of an image, with its registry and without tag and digest: `docker.io/library/busybox`.
+/// Returns the repository of an image, with its registry and without tag and digest:
+/// `docker.io/library/busybox`.
 #[must_use]
 pub fn repository(image: &str) -> String {
     let named = image.split_once('@').map_or(image, |(name, _)| name);

@@ -1,4 +1,5 @@
-//! Groups pods for a node shutdown and computes their grace periods (`pkg/kubelet/nodeshutdown: groupByPriority`).
+//! Groups pods for a node shutdown and computes their grace periods
+//! (`pkg/kubelet/nodeshutdown: groupByPriority`).
 
 use std::time::Duration;
 
@@ -62,8 +63,8 @@ impl ShutdownPlan {
         Duration::from_secs(self.shares.iter().fold(0, |sum, s| sum.saturating_add(s.seconds)))
     }
 
-    /// Groups pods in the order in which they are terminated. Pods below every priority are in the lowest group. Empty groups
-    /// are omitted.
+    /// Groups pods in the order in which they are terminated. Pods below every priority are in the lowest
+    /// group. Empty groups are omitted.
     #[must_use]
     pub fn groups<T>(&self, pods: impl IntoIterator<Item = (Option<i32>, T)>) -> Vec<ShutdownGroup<T>> {
         let mut groups: Vec<ShutdownGroup<T>> =

@@ -1,10 +1,11 @@
-//! Allocated and actuated resources of pods, in memory and in the two checkpoints of the kubelet below the root directory, and the
-//! resize conditions of pods.
+//! Allocated and actuated resources of pods, in memory and in the two checkpoints of the kubelet below the
+//! root directory, and the resize conditions of pods.
 //!
-//! A checkpoint file has all entries. So changes are appended to a journal in the state directory (module `journal`), and the files
-//! are written at most once per [`WRITE_INTERVAL`], and at the end of the process. [`Allocations::flush`] returns once the changes made
-//! before it are in the journal. It precedes the creation of a container. There is no fsync: after a crash of the machine either version
-//! may be on disk, and no container of either version is running.
+//! A checkpoint file has all entries. So changes are appended to a journal in the state directory (module
+//! `journal`), and the files are written at most once per [`WRITE_INTERVAL`], and at the end of the process.
+//! [`Allocations::flush`] returns once the changes made before it are in the journal. It precedes the
+//! creation of a container. There is no fsync: after a crash of the machine either version may be on disk,
+//! and no container of either version is running.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -161,8 +162,8 @@ struct State {
 }
 
 impl State {
-    // In the order of their records: what was actuated before a resize precedes its allocation. Else a process that ends in between
-    // would take the allocation for actuated.
+    // In the order of their records: what was actuated before a resize precedes its allocation. Else a
+    // process that ends in between would take the allocation for actuated.
     fn checkpoints(&mut self) -> [&mut Checkpoint; 2] {
         [&mut self.actuated, &mut self.allocated]
     }
@@ -180,8 +181,8 @@ pub struct Allocations {
 }
 
 impl Allocations {
-    /// Reads the checkpoints below `root`, and their journals in `state_dir`. An unusable checkpoint is logged and renamed.
-    /// `resizes_volumes`: size limits of memory-backed volumes are allocated, too.
+    /// Reads the checkpoints below `root`, and their journals in `state_dir`. An unusable checkpoint is
+    /// logged and renamed. `resizes_volumes`: size limits of memory-backed volumes are allocated, too.
     #[must_use]
     pub fn open(root: &Path, state_dir: &Path, resizes_volumes: bool) -> Self {
         let open = |name: &str| {
@@ -199,8 +200,8 @@ impl Allocations {
         Self { state, writing, metrics, room, resizes_volumes }
     }
 
-    /// Begins the next interval of ten seconds, and returns true, if the files lack changes, the last interval is over, and no
-    /// write is under way.
+    /// Begins the next interval of ten seconds, and returns true, if the files lack changes, the last
+    /// interval is over, and no write is under way.
     ///
     /// `now`: CLOCK_BOOTTIME.
     #[must_use]
@@ -268,7 +269,8 @@ impl Allocations {
         resources
     }
 
-    /// Allocates the resources in the spec of `pod`. Its volumes were mounted with the previous allocation, unless they have a record.
+    /// Allocates the resources in the spec of `pod`. Its volumes were mounted with the previous allocation,
+    /// unless they have a record.
     pub fn allocate(&self, uid: &PodUid, pod: &Pod) {
         let resources = self.resources_of(pod);
         let mut state = self.state.lock();
@@ -355,15 +357,16 @@ impl Allocations {
         result
     }
 
-    /// Records for how long the resize of a pod was deferred, before its condition is removed. Does nothing if it is not deferred.
+    /// Records for how long the resize of a pod was deferred, before its condition is removed. Does nothing
+    /// if it is not deferred.
     pub fn deferral_ended(&self, uid: &PodUid, end: DeferralEnd, now: jiff::Timestamp) {
         let state = self.state.lock();
         let Some(conditions) = state.conditions.get(uid) else { return };
         self.metrics.deferral_ended(conditions, end, now);
     }
 
-    /// Completes the resize of a pod, and returns the condition that ended. Returns `None` if no resize was in progress, or if
-    /// there is a newer allocation than the one in `pod`.
+    /// Completes the resize of a pod, and returns the condition that ended. Returns `None` if no resize was
+    /// in progress, or if there is a newer allocation than the one in `pod`.
     pub fn complete(&self, uid: &PodUid, pod: &Pod) -> Option<PodCondition> {
         let mut state = self.state.lock();
         let allocated = state.allocated.entries.get(uid.as_str());

@@ -1,15 +1,16 @@
 //! The journal of a checkpoint: the changes since the checkpoint file was written, one line each.
 //!
-//! A checkpoint file has the entries of all pods. A change is appended to the journal instead, so that it costs the same however
-//! many pods there are, and the file is written later. Each line has a checksum and a JSON object. There are two kinds of lines:
+//! A checkpoint file has the entries of all pods. A change is appended to the journal instead, so that it
+//! costs the same however many pods there are, and the file is written later. Each line has a checksum and a
+//! JSON object. There are two kinds of lines:
 //!
 //! | line | meaning |
 //! |---|---|
 //! | `{"file": CONTENT}` | a file with this content has all changes before this line; appended before the file is written |
 //! | `{"pod": [UID, ENTRY]}` | new entry of a pod; `null` if it was removed |
 //!
-//! The changes after the last line that names the content of the file are those that the file lacks. If no line names it, another
-//! program has written the file, and the journal is not used.
+//! The changes after the last line that names the content of the file are those that the file lacks. If no
+//! line names it, another program has written the file, and the journal is not used.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -59,7 +60,8 @@ fn parse(line: &[u8]) -> Option<Line<String, Option<PodResources>>> {
     serde_json::from_slice(json).ok()
 }
 
-/// Returns the changes in the journal that the file with this content lacks. `None` if the journal does not continue it.
+/// Returns the changes in the journal that the file with this content lacks. `None` if the journal does not
+/// continue it.
 fn changes_after(journal: &[u8], content: &str) -> Option<Vec<Change>> {
     let mut changes = None;
     // The text after the last line break was not written completely.
@@ -117,7 +119,8 @@ impl Journal {
         Ok(Self { path, file, named_at: 0 })
     }
 
-    /// Appends changes. After a failure the journal must not be used any more, since it may end in a part of a line.
+    /// Appends changes. After a failure the journal must not be used any more, since it may end in a part of
+    /// a line.
     pub(crate) fn append<'a>(
         &mut self,
         changes: impl Iterator<Item = (&'a str, Option<&'a PodResources>)>,
@@ -129,8 +132,8 @@ impl Journal {
         self.write(&bytes)
     }
 
-    /// Records that a file with this content has all changes so far. Called before the file is written. After a failure the
-    /// journal must not be used any more.
+    /// Records that a file with this content has all changes so far. Called before the file is written. After
+    /// a failure the journal must not be used any more.
     pub(crate) fn name_file(&mut self, file: &[u8]) -> io::Result<()> {
         let mut bytes = Vec::new();
         push_line(&mut bytes, &Line::File(&content_id(Some(file))))?;

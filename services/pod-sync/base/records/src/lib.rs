@@ -8,8 +8,8 @@
 //! | [`StateFile`], [`StateWriter`] | the kubelet's checkpoints of devices, claims, CPUs and memory |
 //! | [`UserNamespaces`] | the range of host ids of each pod with a user namespace, in the pod's directory |
 //!
-//! A file that is damaged affects only its own pod, and its content is observed or computed again. There are no tasks and no
-//! channels; calls read and write files.
+//! A file that is damaged affects only its own pod, and its content is observed or computed again. There are
+//! no tasks and no channels; calls read and write files.
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]

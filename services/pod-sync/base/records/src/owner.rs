@@ -1,7 +1,7 @@
 //! Ownership of the root directory: a lock, and an epoch that grows with every owner.
 //!
-//! The lock is on `quintlet-owner`. The epoch is in `quintlet-owner-epoch`, which is replaced atomically, so that a kill at any
-//! time leaves the old number or the new one.
+//! The lock is on `quintlet-owner`. The epoch is in `quintlet-owner-epoch`, which is replaced atomically, so
+//! that a kill at any time leaves the old number or the new one.
 
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -29,8 +29,8 @@ pub struct Owner {
 impl Owner {
     /// Locks `root` and increments its epoch.
     ///
-    /// If the number cannot be read, the epoch starts at the seconds of the wall clock: cri-proxy refuses an epoch that is lower
-    /// than one that it has seen, and no sequence of restarts comes near that number.
+    /// If the number cannot be read, the epoch starts at the seconds of the wall clock: cri-proxy refuses an
+    /// epoch that is lower than one that it has seen, and no sequence of restarts comes near that number.
     pub fn take(root: &Path, clock: &Clock) -> Result<Self, OwnerError> {
         let path = root.join("quintlet-owner");
         let io = |path: &Path| {
@@ -61,8 +61,8 @@ impl Owner {
         Ok(Self { epoch, lock })
     }
 
-    /// Replaces the text of the lock file, which other agents on this machine read while it is locked. The text needs no sync: without
-    /// the lock it has no meaning.
+    /// Replaces the text of the lock file, which other agents on this machine read while it is locked. The
+    /// text needs no sync: without the lock it has no meaning.
     ///
     /// # Errors
     /// Fails if the file cannot be written.

@@ -1,12 +1,14 @@
 //! Pod records: one file per pod, written before the action that it describes (docs/design/state.md).
 //!
-//! A record has four lines: version, boot ID and checksum (CRC-32); the pod, its status, and the rest as JSON. The pod and the status
-//! are lines of their own since most records change neither, so that their JSON is kept ([`RecordJson`]). A record that is damaged, of
-//! another version or of another boot is dropped with a warning.
+//! A record has four lines: version, boot ID and checksum (CRC-32); the pod, its status, and the rest as
+//! JSON. The pod and the status are lines of their own since most records change neither, so that their JSON
+//! is kept ([`RecordJson`]). A record that is damaged, of another version or of another boot is dropped with
+//! a warning.
 //!
-//! Records are written and read on the threads of async tasks, as are the other small files below the run directory: the ledger of
-//! containment, unsent events and the position in the kernel's log. That directory is on a tmpfs, so no disk is waited for, and a write
-//! takes microseconds. A change is recorded before the action that follows it, and a thread of its own would cost more than the write.
+//! Records are written and read on the threads of async tasks, as are the other small files below the run
+//! directory: the ledger of containment, unsent events and the position in the kernel's log. That directory
+//! is on a tmpfs, so no disk is waited for, and a write takes microseconds. A change is recorded before the
+//! action that follows it, and a thread of its own would cost more than the write.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -40,8 +42,8 @@ pub struct Termination {
     pub deadline: Duration,
     /// Start of the termination (CLOCK_BOOTTIME).
     pub since: Duration,
-    /// Start time (CLOCK_BOOTTIME) of each container's stop, which begins with the preStop hook, by container ID. A hook is never
-    /// started twice.
+    /// Start time (CLOCK_BOOTTIME) of each container's stop, which begins with the preStop hook, by container
+    /// ID. A hook is never started twice.
     #[serde(default)]
     pub stops: BTreeMap<String, Duration>,
     /// All containers have stopped. Volumes, cgroup and status are left.
@@ -109,7 +111,8 @@ pub struct PodRecord {
     pub active: Option<PodStart>,
     #[serde(default)]
     pub probes: Vec<(String, ProbeType, ProbeMemory)>,
-    /// Start times of containers. Recorded before a probe target names them, so that initial delays survive a restart.
+    /// Start times of containers. Recorded before a probe target names them, so that initial delays survive a
+    /// restart.
     #[serde(default)]
     pub container_starts: ContainerStarts,
     #[serde(default)]
@@ -129,11 +132,12 @@ pub struct PodRecord {
     /// IDs of containers whose StartContainer has no answer yet, by container name.
     #[serde(default)]
     pub starting: BTreeMap<String, String>,
-    /// IDs of containers whose start the runtime refused, by container name, until another instance has started. They are not
-    /// started again.
+    /// IDs of containers whose start the runtime refused, by container name, until another instance has
+    /// started. They are not started again.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub refused_starts: BTreeMap<String, String>,
-    /// postStart hooks that have not completed, by container ID, with their start time (CLOCK_BOOTTIME) if they have started.
+    /// postStart hooks that have not completed, by container ID, with their start time (CLOCK_BOOTTIME) if
+    /// they have started.
     #[serde(default)]
     pub post_starts: BTreeMap<String, Option<Duration>>,
     /// Like [`Termination::stops`], for containers of a pod that does not terminate.

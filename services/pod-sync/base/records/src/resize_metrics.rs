@@ -42,7 +42,8 @@ impl DeferralEnd {
 /// Values of the label `priority_bucket`.
 pub(crate) const PRIORITY_BUCKETS: [&str; 4] = ["system", "high", "default", "low"];
 
-/// The smallest priority of the classes that begin with `system-` (`pkg/apis/scheduling: SystemCriticalPriority`).
+/// The smallest priority of the classes that begin with `system-`
+/// (`pkg/apis/scheduling: SystemCriticalPriority`).
 const SYSTEM_PRIORITY: i32 = 2_000_000_000;
 
 fn priority_bucket(priority: i32) -> &'static str {

@@ -19,7 +19,8 @@ pub struct StateFile {
 }
 
 impl StateFile {
-    /// Reads a file. The value is the default if there is no file, or if it cannot be used; then it is renamed for inspection. Blocks.
+    /// Reads a file. The value is the default if there is no file, or if it cannot be used; then it is
+    /// renamed for inspection. Blocks.
     pub fn open<T: Default, E: Error + 'static>(
         path: PathBuf,
         decode: impl FnOnce(&[u8]) -> Result<T, E>,
@@ -75,7 +76,8 @@ impl<F: Send + 'static> StateWriter<F> {
         Self { name, files: Arc::new(Mutex::new(files)) }
     }
 
-    /// Writes the state that `state` returns once earlier writes have ended: a later call writes a later state. `write` may block.
+    /// Writes the state that `state` returns once earlier writes have ended: a later call writes a later
+    /// state. `write` may block.
     ///
     /// Cancellation safety: a write that has begun ends, and later writes wait for it.
     ///
@@ -99,8 +101,8 @@ impl<F: Send + 'static> StateWriter<F> {
     }
 }
 
-/// Returns the content of a file, as bytes and decoded. `None` if there is no file, or if it cannot be used; then it is renamed for
-/// inspection.
+/// Returns the content of a file, as bytes and decoded. `None` if there is no file, or if it cannot be used;
+/// then it is renamed for inspection.
 pub(crate) fn read<T, E: Error + 'static>(
     path: &Path,
     decode: impl FnOnce(&[u8]) -> Result<T, E>,

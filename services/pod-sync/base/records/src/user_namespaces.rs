@@ -1,11 +1,13 @@
 //! Ranges of host IDs for pods with a user namespace (pkg/kubelet/userns).
 //!
-//! The range of a pod is in `pods/<uid>/userns`, which is written before the sandbox is created and read again at the next start.
-//! No two pods share an ID. No pod has the first range, which is the host's, or the last ID of 32 bits, which means "no ID".
+//! The range of a pod is in `pods/<uid>/userns`, which is written before the sandbox is created and read
+//! again at the next start. No two pods share an ID. No pod has the first range, which is the host's, or the
+//! last ID of 32 bits, which means "no ID".
 //!
-//! A pod keeps its range until its volumes are unmounted, which may be long after another pod has its place on the node. The user
-//! `kubelet` may have just as many ranges as the node has pods (`pkg/kubelet/userns: MakeUserNsManager` requires no more), so a pod may
-//! find no free one. It waits, and is woken when a range is released.
+//! A pod keeps its range until its volumes are unmounted, which may be long after another pod has its place
+//! on the node. The user `kubelet` may have just as many ranges as the node has pods
+//! (`pkg/kubelet/userns: MakeUserNsManager` requires no more), so a pod may find no free one. It waits, and
+//! is woken when a range is released.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -27,8 +29,8 @@ pub const ID_UNIT: u32 = 65_536;
 /// Host user whose subordinate IDs are those of pods.
 const USER: &str = "kubelet";
 
-/// Ranges per pod that the node may run. A pod keeps its range until its volumes are unmounted, which may take long after another pod
-/// has its place on the node.
+/// Ranges per pod that the node may run. A pod keeps its range until its volumes are unmounted, which may
+/// take long after another pod has its place on the node.
 const RANGES_PER_POD: u32 = 4;
 
 /// Longest run of getsubids(1), which may ask a name service over the network.
@@ -144,12 +146,13 @@ impl IdPool {
         Self { first: ids, ranges: ranges.min(fitting.saturating_sub(1)), ids }
     }
 
-    /// Returns ranges for a node that runs at most `pods` pods: the subordinate IDs of the host user `kubelet`, if this user and the
-    /// program `getsubids` exist; else [`Self::after_the_host`] (`pkg/kubelet/userns: kubeletMappings`). Blocks while getsubids runs.
+    /// Returns ranges for a node that runs at most `pods` pods: the subordinate IDs of the host user
+    /// `kubelet`, if this user and the program `getsubids` exist; else [`Self::after_the_host`]
+    /// (`pkg/kubelet/userns: kubeletMappings`). Blocks while getsubids runs.
     ///
     /// # Errors
-    /// The user cannot be looked up, `getsubids` fails or does not end, or the subordinate IDs cannot be used. Other IDs than those of
-    /// the user may belong to another user.
+    /// The user cannot be looked up, `getsubids` fails or does not end, or the subordinate IDs cannot be
+    /// used. Other IDs than those of the user may belong to another user.
     pub fn of_host(pods: u32, ids: u32) -> Result<Self, IdPoolError> {
         let commands = Commands::new();
         let has_user = nix::unistd::User::from_name(USER).map(|user| user.is_some());
@@ -255,7 +258,8 @@ impl UserNamespaces {
         }
     }
 
-    /// Returns the number of releases. A pod that found no free range tries again when it has changed. Does not block.
+    /// Returns the number of releases. A pod that found no free range tries again when it has changed. Does
+    /// not block.
     pub fn releases(&self) -> u64 {
         self.releases.load(Ordering::Relaxed)
     }
@@ -285,8 +289,8 @@ impl UserNamespaces {
         Ok(range.namespace())
     }
 
-    /// Releases the range of a pod whose containers are gone. Returns the pods that waited for a range, which the caller wakes.
-    /// Removes a file.
+    /// Releases the range of a pod whose containers are gone. Returns the pods that waited for a range, which
+    /// the caller wakes. Removes a file.
     #[must_use]
     pub fn release(&self, uid: &PodUid) -> BTreeSet<PodUid> {
         let mut taken = self.taken.lock();

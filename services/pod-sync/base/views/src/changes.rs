@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::view::{PodView, Waiting};
 
-/// Largest difference of two ends of one wait. Each is computed from two clocks, which are read one after the other.
+/// Largest difference of two ends of one wait. Each is computed from two clocks, which are read one after the
+/// other.
 const JITTER_NS: u64 = 100_000_000;
 
 impl Waiting {

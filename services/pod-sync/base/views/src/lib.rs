@@ -1,7 +1,7 @@
 //! What other processes see of the pods of pod-sync.
 //!
-//! Each pod worker publishes a [`PodView`] in the [`PodViews`] after a pass. The server of podsync.v1, housekeeping, image
-//! garbage collection and node shutdown read them. There is no task and no I/O here.
+//! Each pod worker publishes a [`PodView`] in the [`PodViews`] after a pass. The server of podsync.v1,
+//! housekeeping, image garbage collection and node shutdown read them. There is no task and no I/O here.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
@@ -32,7 +32,8 @@ pub struct PodViews {
     version: watch::Sender<u64>,
     /// Restored pods that have no view yet.
     expected: watch::Sender<HashSet<PodUid>>,
-    /// Pods of the first delivery of all sources that have no view yet. None until every source has delivered its pods.
+    /// Pods of the first delivery of all sources that have no view yet. None until every source has delivered
+    /// its pods.
     delivered: watch::Sender<Option<HashSet<PodUid>>>,
 }
 
@@ -57,8 +58,8 @@ impl PodViews {
         self.expected.send_modify(|expected| expected.extend(uids));
     }
 
-    /// Waits until every restored pod has a view, so that pods do not seem to be gone after a restart of pod-sync; 2 s at
-    /// most.
+    /// Waits until every restored pod has a view, so that pods do not seem to be gone after a restart of
+    /// pod-sync; 2 s at most.
     pub async fn restored(&self) {
         let mut expected = self.expected.subscribe();
         // The sender exists as long as `self`.
@@ -77,8 +78,8 @@ impl PodViews {
         });
     }
 
-    /// Waits until every source has delivered its pods and each of them, and each restored pod, has a view. It waits 2 s at most for the
-    /// views: a stuck worker does not hide the other pods.
+    /// Waits until every source has delivered its pods and each of them, and each restored pod, has a view.
+    /// It waits 2 s at most for the views: a stuck worker does not hide the other pods.
     pub async fn complete(&self) {
         let mut delivered = self.delivered.subscribe();
         // The sender exists as long as `self`.
@@ -131,7 +132,8 @@ impl PodViews {
         });
     }
 
-    /// Publishes at once whether the source removes or deletes a pod: its worker may be in a call that takes minutes.
+    /// Publishes at once whether the source removes or deletes a pod: its worker may be in a call that takes
+    /// minutes.
     pub fn set_removal(&self, uid: &PodUid, is_removed: bool, deletion: Option<&Time>) {
         self.change(uid, |shown| {
             let is_new = shown.is_removed != is_removed || shown.deletion.as_ref() != deletion;

@@ -5,7 +5,8 @@ use kube::runtime::watcher;
 use pod_sync_clients::{REQUEST_TIMEOUT, RequestError, retry_on_lag};
 
 pub(crate) const GROUP: &str = "certificates.k8s.io";
-/// Versions of the API, the preferred one first: `v1` since Kubernetes 1.37. The fields that a node agent uses are the same.
+/// Versions of the API, the preferred one first: `v1` since Kubernetes 1.37. The fields that a node agent
+/// uses are the same.
 const VERSIONS: [&str; 2] = ["v1", "v1beta1"];
 
 /// Returns the preferred version of a kind that the API server serves, or `None` if it serves none.
@@ -30,7 +31,8 @@ pub(crate) async fn served(
     Ok(None)
 }
 
-/// Returns whether a watch failed since the API server does not serve its version, as after an upgrade that removes one.
+/// Returns whether a watch failed since the API server does not serve its version, as after an upgrade that
+/// removes one.
 pub(crate) fn is_absent(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))

@@ -39,7 +39,8 @@ pub struct ObjectCacheSettings {
     pub strategy: ChangeDetectionStrategy,
     /// Pod resync interval (`syncFrequency`).
     pub sync_frequency: Duration,
-    /// Returns the time to live from the Node's annotation `node.alpha.kubernetes.io/ttl`, for [`ChangeDetectionStrategy::Cache`].
+    /// Returns the time to live from the Node's annotation `node.alpha.kubernetes.io/ttl`, for
+    /// [`ChangeDetectionStrategy::Cache`].
     pub node_ttl: NodeTtl,
 }
 
@@ -100,9 +101,9 @@ impl ObjectCache {
         }
     }
 
-    /// Registers a pod at the beginning of a sync, or takes over its new spec. Does not wait. Objects without a watch are read again by
-    /// this sync. `is_local` says which objects another source has: these are
-    /// not watched before they are read.
+    /// Registers a pod at the beginning of a sync, or takes over its new spec. Does not wait. Objects without
+    /// a watch are read again by this sync. `is_local` says which objects another source has: these are not
+    /// watched before they are read.
     pub fn register(&self, uid: &PodUid, pod: &Arc<Pod>, is_local: impl Fn(ObjectKind, &str) -> bool) {
         let is_known = {
             let mut registered = self.pods.registered.lock();
@@ -119,15 +120,16 @@ impl ObjectCache {
         self.secrets.register(uid, namespace, &names.secrets, &is_local);
     }
 
-    /// Removes a pod, and the objects that no other pod refers to. Does nothing for a pod that is not registered.
+    /// Removes a pod, and the objects that no other pod refers to. Does nothing for a pod that is not
+    /// registered.
     pub fn unregister(&self, uid: &PodUid) {
         self.pods.registered.lock().remove(uid);
         self.config_maps.unregister(uid);
         self.secrets.unregister(uid);
     }
 
-    /// Returns a number that grows with every change of an object that a registered pod refers to. Only [`ChangeDetectionStrategy::Watch`]
-    /// notices changes.
+    /// Returns a number that grows with every change of an object that a registered pod refers to. Only
+    /// [`ChangeDetectionStrategy::Watch`] notices changes.
     #[must_use]
     pub fn changes(&self, uid: &PodUid) -> u64 {
         self.pods.registered.lock().get(uid).map_or(0, |pod| pod.changes)
@@ -136,7 +138,8 @@ impl ObjectCache {
     /// Returns a ConfigMap.
     ///
     /// # Errors
-    /// See [`ObjectError`]. Except with [`ChangeDetectionStrategy::Get`], a registered pod has to refer to the object.
+    /// See [`ObjectError`]. Except with [`ChangeDetectionStrategy::Get`], a registered pod has to refer to
+    /// the object.
     ///
     /// Cancellation safety: a dropped read has no effect.
     pub async fn config_map(&self, namespace: &str, name: &str) -> Result<Arc<ConfigMap>, ObjectError> {
@@ -151,7 +154,8 @@ impl ObjectCache {
         self.secrets.get(&Key::new(namespace, name)).await
     }
 
-    /// Stops watches of objects that were not read for a long time, until `stop`. Their next read starts them again.
+    /// Stops watches of objects that were not read for a long time, until `stop`. Their next read starts them
+    /// again.
     pub async fn stop_idle_watches(self: Arc<Self>, stop: CancellationToken) {
         loop {
             // Both arms only wait.

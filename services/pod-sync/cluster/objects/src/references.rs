@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Pod, Volume};
 use quintlet_model::pod as pods;
 
-/// Names of the objects in the pod's namespace that a pod refers to (`pkg/api/v1/pod: VisitPodConfigmapNames`,
-/// `VisitPodSecretNames`). Secrets of a PersistentVolume are not among them.
+/// Names of the objects in the pod's namespace that a pod refers to
+/// (`pkg/api/v1/pod: VisitPodConfigmapNames`, `VisitPodSecretNames`). Secrets of a PersistentVolume are not
+/// among them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct References {
     pub config_maps: BTreeSet<String>,

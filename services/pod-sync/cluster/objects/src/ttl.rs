@@ -57,8 +57,8 @@ impl<K: Kind> TtlStore<K> {
         self.items.lock().insert(key.clone(), Arc::default());
     }
 
-    /// Records that a pod which refers to these objects is synced: the next read of each is a request, as in the kubelet
-    /// (`pkg/kubelet: SyncPod`, `RegisterPod`). So no container starts with an older version.
+    /// Records that a pod which refers to these objects is synced: the next read of each is a request, as in
+    /// the kubelet (`pkg/kubelet: SyncPod`, `RegisterPod`). So no container starts with an older version.
     pub(crate) fn synced<'a>(&self, keys: impl IntoIterator<Item = &'a Key>) {
         let items = self.items.lock();
         for item in keys.into_iter().filter_map(|key| items.get(key)) {

@@ -1,8 +1,9 @@
 //! Decides which static pods keep the UID of their sandbox.
 //!
-//! A sandbox whose UID some node agent computes for the manifest ([`crate::kubelet_uid`]) was made from this manifest. The UIDs of other
-//! kubelets cannot be computed. A pod keeps such a UID if its manifest is as the kubelet read it. The newest sandbox to which one of
-//! both applies counts. Pods in the records of an earlier run show their UIDs without the runtime.
+//! A sandbox whose UID some node agent computes for the manifest ([`crate::kubelet_uid`]) was made from this
+//! manifest. The UIDs of other kubelets cannot be computed. A pod keeps such a UID if its manifest is as the
+//! kubelet read it. The newest sandbox to which one of both applies counts. Pods in the records of an earlier
+//! run show their UIDs without the runtime.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -49,7 +50,8 @@ pub struct FileTimes {
 }
 
 impl StaticSandbox {
-    /// Returns a sandbox without containers, or `None` if its pod is not a static pod from this source, as its annotation names it.
+    /// Returns a sandbox without containers, or `None` if its pod is not a static pod from this source, as
+    /// its annotation names it.
     #[must_use]
     pub fn of(sandbox: cri::PodSandbox, source: &str) -> Option<Self> {
         if sandbox.annotations.get(labels::CONFIG_SOURCE).map(String::as_str) != Some(source) {
@@ -68,8 +70,8 @@ impl StaticSandbox {
         })
     }
 
-    /// Returns a pod in a record of an earlier run, or `None` if it is not from this source. It has the UID that a pod keeps only if it
-    /// was surely made from the manifest.
+    /// Returns a pod in a record of an earlier run, or `None` if it is not from this source. It has the UID
+    /// that a pod keeps only if it was surely made from the manifest.
     #[must_use]
     pub fn of_record(uid: &PodUid, pod: &Pod, accepted: Duration, source: &str) -> Option<Self> {
         let metadata = &pod.metadata;
@@ -105,7 +107,8 @@ impl HashedContainer {
     }
 }
 
-/// Returns the newest sandbox of a pod that was surely made from its manifest. The pod has its final name and namespace.
+/// Returns the newest sandbox of a pod that was surely made from its manifest. The pod has its final name and
+/// namespace.
 fn made_from<'a>(
     pod: &Pod,
     computed: &ComputedUids,
@@ -115,7 +118,8 @@ fn made_from<'a>(
     made.max_by_key(|sandbox| sandbox.created_unix_ns)
 }
 
-/// Returns the UID of the newest sandbox that was surely made from the manifest. The pod has its final name and namespace.
+/// Returns the UID of the newest sandbox that was surely made from the manifest. The pod has its final name
+/// and namespace.
 #[must_use]
 pub fn made_uid(pod: &Pod, computed: &ComputedUids, sandboxes: &[StaticSandbox]) -> Option<PodUid> {
     PodUid::parse(&made_from(pod, computed, sandboxes)?.uid).ok()
@@ -134,9 +138,9 @@ pub fn version_of_kubelet<'a>(
     made.max_by_key(|(created, _)| *created).map(|(_, version)| version)
 }
 
-/// Returns the UID that a static pod from a file keeps: that of the newest sandbox that was surely made from the manifest, or that a
-/// kubelet made if the manifest is as the kubelet read it. Of the other sandboxes of kubelets only the newest one counts. The pod has its
-/// final name and namespace.
+/// Returns the UID that a static pod from a file keeps: that of the newest sandbox that was surely made from
+/// the manifest, or that a kubelet made if the manifest is as the kubelet read it. Of the other sandboxes of
+/// kubelets only the newest one counts. The pod has its final name and namespace.
 #[must_use]
 pub fn adopted_uid(
     pod: &Pod,

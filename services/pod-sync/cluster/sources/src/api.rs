@@ -1,5 +1,5 @@
-//! Pods of this node from the API server (`pkg/kubelet/config: NewSourceApiserver`), and watches of Node, Services and
-//! RuntimeClasses.
+//! Pods of this node from the API server (`pkg/kubelet/config: NewSourceApiserver`), and watches of Node,
+//! Services and RuntimeClasses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,7 +26,8 @@ use pod_sync_layout::{ManifestProblem, SourceKind};
 /// Shortest interval between requests while the API server fails (ARCHITECTURE.md, invariant 9).
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Watches the pods bound to `node`. Sends all of them after each complete list, and the changed pod after an event.
+/// Watches the pods bound to `node`. Sends all of them after each complete list, and the changed pod after an
+/// event.
 pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: CancellationToken) {
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}")).any_semantic();
     let stream = watcher(Api::<Lenient<Pod>>::all(client), config);
@@ -78,7 +79,8 @@ fn key(meta: &ObjectMeta) -> Key {
     (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
 }
 
-/// The pods of the API server by namespace and name. They are sent on and not kept, since the receiver keeps them.
+/// The pods of the API server by namespace and name. They are sent on and not kept, since the receiver keeps
+/// them.
 #[derive(Debug, Default)]
 struct Pods {
     // UIDs of the pods that were decoded, in this version or an earlier one.
@@ -302,7 +304,8 @@ impl ClusterView {
     }
 }
 
-// The API server may be unavailable for hours: errors of one watch are logged once a minute. A certificate may be approved hours later, too.
+// The API server may be unavailable for hours: errors of one watch are logged once a minute. A certificate
+// may be approved hours later, too.
 fn log_watch_error(watch: &'static str, error: &watcher::Error) {
     let has_no_identity = NoIdentity::in_chain(error).is_some();
     let error = quintlet_kit::error_chain(error);

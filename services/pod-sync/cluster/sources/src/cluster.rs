@@ -18,7 +18,8 @@ use tokio_util::sync::CancellationToken;
 use crate::api::ClusterView;
 use crate::objects::ManifestObjects;
 
-/// Annotation of the Node with the time to live of cached objects, in seconds (`k8s.io/api/core/v1: ObjectTTLAnnotationKey`).
+/// Annotation of the Node with the time to live of cached objects, in seconds
+/// (`k8s.io/api/core/v1: ObjectTTLAnnotationKey`).
 const TTL_ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
 
 /// Returns the time to live that the Node says for cached objects; zero if it is negative.
@@ -42,8 +43,8 @@ pub struct ApiSources {
 }
 
 impl ApiSources {
-    /// Returns the objects of an API server. Changes are detected by the strategy, and wake pods. `detection` is the strategy and
-    /// the pod resync interval. The cancellation of `stop` ends all watches.
+    /// Returns the objects of an API server. Changes are detected by the strategy, and wake pods. `detection`
+    /// is the strategy and the pod resync interval. The cancellation of `stop` ends all watches.
     #[must_use]
     pub fn new(
         client: kube::Client,

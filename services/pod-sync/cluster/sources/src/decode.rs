@@ -27,8 +27,8 @@ const NODE_CRITICAL_PRIORITY: i32 = 2_000_001_000;
 /// Returns the UID of a pod whose manifest has none. `None` is that of the newest version of the kubelet.
 pub type KeptUid<'a> = dyn FnMut(&Pod, &ComputedUids) -> Option<PodUid> + 'a;
 
-/// Decodes all documents of a manifest into `into`. An invalid document becomes a problem and does not affect the others. A
-/// panic becomes a problem of the whole manifest.
+/// Decodes all documents of a manifest into `into`. An invalid document becomes a problem and does not affect
+/// the others. A panic becomes a problem of the whole manifest.
 pub fn manifest(bytes: &[u8], origin: ManifestOrigin<'_>, into: &mut Snapshot) {
     manifest_keeping_uids(bytes, origin, &mut |_, _| None, into);
 }
@@ -97,7 +97,8 @@ fn documents(bytes: &[u8], origin: ManifestOrigin<'_>, kept: &mut KeptUid<'_>, i
     }
 }
 
-// Returns the documents, and a warning if a key stands twice in a mapping. Its last value counts, as in the kubelet.
+// Returns the documents, and a warning if a key stands twice in a mapping. Its last value counts, as in the
+// kubelet.
 fn parse(text: &str) -> Result<(Vec<Value>, Option<String>), String> {
     let read = |duplicate_keys| {
         // `0440` is octal, as in the kubelet.
@@ -209,8 +210,8 @@ fn add_pod(mut pod: Pod, origin: ManifestOrigin<'_>, kept: &mut KeptUid<'_>, int
     }
 }
 
-/// Returns the field and the warning of a static pod whose priority does not have the effect that its author may expect
-/// (`pkg/kubelet/config: getStaticPodPriorityWarning`).
+/// Returns the field and the warning of a static pod whose priority does not have the effect that its author
+/// may expect (`pkg/kubelet/config: getStaticPodPriorityWarning`).
 fn priority_warning(pod: &Pod) -> Option<(&'static str, String)> {
     let spec = pod.spec.as_ref()?;
     let class = spec.priority_class_name.as_deref().unwrap_or_default();
@@ -240,7 +241,8 @@ fn priority_warning(pod: &Pod) -> Option<(&'static str, String)> {
 
 /// Sets UID, name, namespace and annotations of a static pod (`pkg/kubelet/config: applyDefaults`).
 ///
-/// The UID is a hash of the pod and its origin, so any change makes a new pod. It is the one that a kubelet computes.
+/// The UID is a hash of the pod and its origin, so any change makes a new pod. It is the one that a kubelet
+/// computes.
 fn identify(
     pod: &mut Pod,
     own_resources: Option<&ResourceRequirements>,

@@ -1,7 +1,8 @@
 //! Sets the defaults of a pod (`pkg/apis/core/v1: SetObjectDefaults_Pod`).
 //!
-//! The pod with these defaults is hashed for the UIDs of static pods ([`crate::kubelet_uid`]). Another default changes the UIDs of all
-//! pods that have it, so that running ones are recreated and `quintlet-static-pod-uids` no longer has them.
+//! The pod with these defaults is hashed for the UIDs of static pods ([`crate::kubelet_uid`]). Another
+//! default changes the UIDs of all pods that have it, so that running ones are recreated and
+//! `quintlet-static-pod-uids` no longer has them.
 
 use std::collections::BTreeMap;
 
@@ -129,8 +130,8 @@ fn http_defaults(http: &mut HTTPGetAction) {
     default_text(&mut http.scheme, "HTTP");
 }
 
-// Pod-level resources: huge page limits default to the sum of the containers' limits. CPU and memory requests default to the
-// sum of the containers' requests, or else to the limits.
+// Pod-level resources: huge page limits default to the sum of the containers' limits. CPU and memory requests
+// default to the sum of the containers' requests, or else to the limits.
 fn pod_resources(pod: &mut Pod) {
     let Some(own) = pod.spec.as_mut().and_then(|spec| spec.resources.take()) else { return };
     let set = |list: &Option<BTreeMap<String, Quantity>>| list.as_ref().is_some_and(|l| !l.is_empty());

@@ -1,4 +1,5 @@
-//! The manifest directory (`pkg/kubelet/config: sourceFile`): read at start, on inotify events, and periodically.
+//! The manifest directory (`pkg/kubelet/config: sourceFile`): read at start, on inotify events, and
+//! periodically.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
@@ -60,8 +61,8 @@ impl ManifestReader {
         Self { path, node, uids, last: BTreeMap::new() }
     }
 
-    /// Returns how long to wait for the sandboxes that decide on UIDs, and the pods on which they decide; `None` if they decide on none.
-    /// Reads the manifests, and keeps nothing of them.
+    /// Returns how long to wait for the sandboxes that decide on UIDs, and the pods on which they decide;
+    /// `None` if they decide on none. Reads the manifests, and keeps nothing of them.
     fn undecided(&self) -> Option<(Duration, Vec<(Pod, ComputedUids)>)> {
         if !self.uids.is_deciding() {
             return None;
@@ -82,7 +83,8 @@ impl ManifestReader {
     /// Forgets removed files. Returns the other files as they were, if pods are removed by that.
     ///
     /// A manifest that is removed and written again is a new pod, even if both happen between two reads
-    /// (`pkg/kubelet/config: consumeWatchEvent`). The pods of the returned snapshot are followed by those of the next read.
+    /// (`pkg/kubelet/config: consumeWatchEvent`). The pods of the returned snapshot are followed by those of
+    /// the next read.
     pub fn forget(&mut self, removed: &RemovedFiles) -> Option<SourceEvent> {
         let gone: Vec<Content> = removed.iter().filter_map(|file| self.last.remove(file)).collect();
         gone.iter().any(|file| !file.snapshot.pods.is_empty()).then(|| {
@@ -91,8 +93,9 @@ impl ManifestReader {
         })
     }
 
-    /// Reads all files. An error affects its file only; the pods of an invalid file stay until the next periodic read. If the path
-    /// exists but cannot be read, no pod changes. If it does not exist, there are no pods.
+    /// Reads all files. An error affects its file only; the pods of an invalid file stay until the next
+    /// periodic read. If the path exists but cannot be read, no pod changes. If it does not exist, there are
+    /// no pods.
     pub fn read(&mut self, why: ReadTrigger) -> SourceEvent {
         let files = match files(&self.path) {
             // Most nodes of a cluster have no manifests, so this is not an error.
@@ -172,7 +175,8 @@ fn joined(files: impl Iterator<Item = (PathBuf, Snapshot)>) -> Snapshot {
     out
 }
 
-// In the kubelet the last file with a name silently wins. Here the first one wins and the others are reported.
+// In the kubelet the last file with a name silently wins. Here the first one wins and the others are
+// reported.
 fn drop_duplicates(out: &mut Snapshot, origins: &[String]) {
     let mut first: BTreeMap<(Option<String>, Option<String>), &str> = BTreeMap::new();
     let mut problems = Vec::new();
@@ -261,7 +265,8 @@ fn file_times(meta: &std::fs::Metadata) -> std::io::Result<FileTimes> {
     })
 }
 
-/// Reads at start, after every change and every `period`, until `stop`. `sandboxes` decides which pods keep the UID of a kubelet.
+/// Reads at start, after every change and every `period`, until `stop`. `sandboxes` decides which pods keep
+/// the UID of a kubelet.
 pub async fn run(
     reader: ManifestReader,
     sandboxes: Option<Arc<dyn SandboxListing>>,
@@ -331,7 +336,8 @@ pub async fn run(
     }
 }
 
-/// Lists the sandboxes of the runtime until the first snapshot is delivered, if there is a pod that may keep a UID.
+/// Lists the sandboxes of the runtime until the first snapshot is delivered, if there is a pod that may keep
+/// a UID.
 async fn find_sandboxes(reader: &Arc<Mutex<ManifestReader>>, sandboxes: &Arc<dyn SandboxListing>) {
     let pending = Arc::clone(reader);
     let undecided = contained_request(None, task::blocking(move || pending.lock().undecided())).await;
@@ -439,8 +445,8 @@ mod tests {
 
     const KUBELETS: &str = "0123456789abcdef0123456789abcdef";
 
-    // Reads as pod-sync does at its start, beside a sandbox that a kubelet made once it had seen the file. Returns the UID, and the hash
-    // that the mirror pod has.
+    // Reads as pod-sync does at its start, beside a sandbox that a kubelet made once it had seen the file.
+    // Returns the UID, and the hash that the mirror pod has.
     fn first_uid(root: &Path, dir: &Path, seen: jiff::Timestamp) -> (String, String) {
         let sandbox = StaticSandbox {
             id: "s".to_owned(),

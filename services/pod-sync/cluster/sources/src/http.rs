@@ -53,7 +53,8 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// Returns the machine's trusted certificates, and the proxies of the environment (`net/http: ProxyFromEnvironment`).
+    /// Returns the machine's trusted certificates, and the proxies of the environment
+    /// (`net/http: ProxyFromEnvironment`).
     #[must_use]
     pub fn system() -> Self {
         Self { tls: system_tls(), proxies: Proxies::from_env() }
@@ -79,7 +80,8 @@ impl ManifestUrl {
 /// UIDs of the pods of the URL.
 #[derive(Debug, Default)]
 struct UrlUids {
-    /// Sandboxes of pods of a URL at the start. A pod keeps the UID of the one that was surely made from its manifest.
+    /// Sandboxes of pods of a URL at the start. A pod keeps the UID of the one that was surely made from its
+    /// manifest.
     sandboxes: Vec<StaticSandbox>,
     /// Pods of a URL in the records of an earlier run, for those without a sandbox.
     recorded: Vec<StaticSandbox>,
@@ -119,9 +121,9 @@ fn undecided(body: &[u8], origin: ManifestOrigin<'_>) -> Vec<(Pod, ComputedUids)
     if snapshot.problems.is_empty() { pods } else { Vec::new() }
 }
 
-/// Fetches the manifests every `period` until `stop`. A failed request or an invalid body changes only the reported problems. The
-/// source is ready with the first valid body. `sandboxes` decides which pods keep their UID, and then `recorded`, the pods of a URL in
-/// the records of an earlier run.
+/// Fetches the manifests every `period` until `stop`. A failed request or an invalid body changes only the
+/// reported problems. The source is ready with the first valid body. `sandboxes` decides which pods keep
+/// their UID, and then `recorded`, the pods of a URL in the records of an earlier run.
 pub async fn run(
     manifests: ManifestUrl,
     period: Duration,

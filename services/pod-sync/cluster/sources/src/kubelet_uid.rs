@@ -1,9 +1,10 @@
 //! The UID that a kubelet computes for a static pod (`pkg/kubelet/config: applyDefaults`).
 //!
-//! A kubelet decodes a manifest to its internal types, sets the defaults, and hashes a dump of the result, followed by the place of the
-//! manifest: `host:NODE` and `file:PATH`, or `url:URL`. The hash is FNV-1a of 128 bits. Name, namespace, node, tolerations and
-//! annotations of the pod are as in the manifest at that time. The dump has the name and the type of each field, so that the UID changes
-//! with the types of each minor version: [`KubeletVersion`] says whose types they are.
+//! A kubelet decodes a manifest to its internal types, sets the defaults, and hashes a dump of the result,
+//! followed by the place of the manifest: `host:NODE` and `file:PATH`, or `url:URL`. The hash is FNV-1a of
+//! 128 bits. Name, namespace, node, tolerations and annotations of the pod are as in the manifest at that
+//! time. The dump has the name and the type of each field, so that the UID changes with the types of each
+//! minor version: [`KubeletVersion`] says whose types they are.
 //!
 //! `internal` makes the internal pod, `types` has the types, `dump` writes the text.
 
@@ -35,7 +36,8 @@ pub struct StaticPod<'a> {
 /// The UIDs that node agents compute for a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ComputedUids {
-    /// UIDs of kubelets, in the order of [`KubeletVersion::ALL`]. Each is the former one if they cannot be computed.
+    /// UIDs of kubelets, in the order of [`KubeletVersion::ALL`]. Each is the former one if they cannot be
+    /// computed.
     kubelets: [String; KubeletVersion::ALL.len()],
     /// The one that Quintlet computed before it computed those of kubelets. Pods that have it keep it.
     former: String,

@@ -42,8 +42,8 @@ impl<K> Lenient<K> {
 }
 
 impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for Lenient<K> {
-    /// Decodes the text of the object. The deserializer must be that of a text or of a value, and not of buffered content, as in an
-    /// untagged enum.
+    /// Decodes the text of the object. The deserializer must be that of a text or of a value, and not of
+    /// buffered content, as in an untagged enum.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Box::<RawValue>::deserialize(deserializer)?;
         if let Ok(mut decoded) = serde_json::from_str::<K>(text.get()) {

@@ -1,12 +1,14 @@
 //! Sources of desired pods: a manifest directory, a URL, the API server.
 //!
-//! Each source is a task ([`file::run`], [`http::run`], [`api`]) that sends all of its pods as a [`Snapshot`] over one channel
-//! of [`SOURCE_QUEUE`] entries. The API server's sends single pods after its first snapshot, so that a change costs the same
-//! whatever the number of pods. A source that waits for the channel is only late. The pod manager of pod-sync merges the updates ([`pod_sync_decisions::merge`]). [`decode`] parses manifests, [`validate`] rejects
-//! those that a kubelet rejects. [`cluster`] reads the objects that pods refer to.
+//! Each source is a task ([`file::run`], [`http::run`], [`api`]) that sends all of its pods as a [`Snapshot`]
+//! over one channel of [`SOURCE_QUEUE`] entries. The API server's sends single pods after its first snapshot,
+//! so that a change costs the same whatever the number of pods. A source that waits for the channel is only
+//! late. The pod manager of pod-sync merges the updates ([`pod_sync_decisions::merge`]). [`decode`] parses
+//! manifests, [`validate`] rejects those that a kubelet rejects. [`cluster`] reads the objects that pods
+//! refer to.
 //!
-//! A static pod has the UID that a kubelet computes ([`kubelet_uid`]). One that runs keeps its UID: [`adoption`] has the conditions,
-//! [`static_uids`] the file of UIDs.
+//! A static pod has the UID that a kubelet computes ([`kubelet_uid`]). One that runs keeps its UID:
+//! [`adoption`] has the conditions, [`static_uids`] the file of UIDs.
 
 // A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]

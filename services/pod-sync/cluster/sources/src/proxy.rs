@@ -1,7 +1,7 @@
 //! HTTP proxies of the environment, for the manifest URL (`golang.org/x/net/http/httpproxy`).
 //!
-//! `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY` apply as in a kubelet, in upper case or lower case. A proxy itself is reached by plain
-//! HTTP; another scheme is an error of each request.
+//! `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY` apply as in a kubelet, in upper case or lower case. A proxy
+//! itself is reached by plain HTTP; another scheme is an error of each request.
 
 use std::io;
 use std::net::IpAddr;
@@ -155,7 +155,8 @@ fn direct(entry: &str) -> Option<Direct> {
     (end.len() > 1).then_some(Direct::Domain { end, whole, port })
 }
 
-// A text without a scheme is the host of an HTTP proxy. The errors do not quote the URL, which may have a password.
+// A text without a scheme is the host of an HTTP proxy. The errors do not quote the URL, which may have a
+// password.
 fn proxy(text: &str) -> Result<Proxy, String> {
     let text = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
     let url: Uri = text.parse().map_err(|_| "not a valid URL".to_owned())?;
@@ -180,8 +181,8 @@ fn proxy(text: &str) -> Result<Proxy, String> {
     Ok(Proxy { at, authorization })
 }
 
-/// Connects to hosts, through their proxies where they have one. A proxy forwards requests with the scheme `http`, and opens a tunnel
-/// for `https`.
+/// Connects to hosts, through their proxies where they have one. A proxy forwards requests with the scheme
+/// `http`, and opens a tunnel for `https`.
 #[derive(Debug, Clone)]
 pub(crate) struct ProxyConnector {
     http: HttpConnector,

@@ -1,13 +1,15 @@
 //! UIDs of static pods from files: computed ones, and those of sandboxes that pods keep.
 //!
-//! The first complete read of the manifests decides ([`crate::adoption`]), for which the sandboxes of the runtime are listed. A file
-//! in the root directory has the decision for each manifest, by the UID that former versions computed for it, so that they can read it.
-//! So a restart decides alike after the file of a manifest was touched, and a manifest that is as before again has its UID again.
+//! The first complete read of the manifests decides ([`crate::adoption`]), for which the sandboxes of the
+//! runtime are listed. A file in the root directory has the decision for each manifest, by the UID that
+//! former versions computed for it, so that they can read it. So a restart decides alike after the file of a
+//! manifest was touched, and a manifest that is as before again has its UID again.
 //!
-//! Pods in the records of an earlier run keep their UID without the runtime. If it does not answer, the others are new pods, and
-//! the file does not have them: the next start decides on them.
+//! Pods in the records of an earlier run keep their UID without the runtime. If it does not answer, the
+//! others are new pods, and the file does not have them: the next start decides on them.
 //!
-//! New pods get the UID of the kubelet that ran on the node before, as far as sandboxes show its version, or else of the newest one.
+//! New pods get the UID of the kubelet that ran on the node before, as far as sandboxes show its version, or
+//! else of the newest one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -31,11 +33,11 @@ use crate::kubelet_uid::{ComputedUids, KubeletVersion};
 const FILE: &str = "quintlet-static-pod-uids";
 /// Version of the content. A file of another version is kept aside.
 const VERSION: u32 = 1;
-/// Longest wait for the runtime if a pod may be that of a kubelet. Without a runtime no pod starts either. Pods of the API server
-/// are admitted meanwhile, after the limit of the manifests.
+/// Longest wait for the runtime if a pod may be that of a kubelet. Without a runtime no pod starts either.
+/// Pods of the API server are admitted meanwhile, after the limit of the manifests.
 pub(crate) const UNDECIDED_WAIT: Duration = Duration::from_secs(30);
-/// Longest wait for the runtime if the file has a UID for each pod. The pods of the API server wait for the manifests, see the
-/// manifest gate of pod-sync, whose limit is longer.
+/// Longest wait for the runtime if the file has a UID for each pod. The pods of the API server wait for the
+/// manifests, see the manifest gate of pod-sync, whose limit is longer.
 const DECIDED_WAIT: Duration = Duration::from_secs(1);
 /// Interval between attempts to list the sandboxes.
 const RETRY: Duration = Duration::from_millis(500);
@@ -43,7 +45,8 @@ const RETRY: Duration = Duration::from_millis(500);
 /// Lists the sandboxes of the runtime.
 #[async_trait]
 pub trait SandboxListing: Send + Sync {
-    /// Returns the sandboxes of static pods from a source, as its annotation names it, with their containers. The error is for the log.
+    /// Returns the sandboxes of static pods from a source, as its annotation names it, with their containers.
+    /// The error is for the log.
     async fn static_sandboxes(&self, source: &str) -> Result<Vec<StaticSandbox>, String>;
 }
 
@@ -99,7 +102,8 @@ pub struct StaticPodUids {
 struct KnownUids {
     /// UIDs by a computed UID, as they are written by the former one.
     kept: BTreeMap<String, PodUid>,
-    /// Version of the kubelet whose UIDs new pods get, if a sandbox has shown one. Sandboxes of Quintlet show it, too.
+    /// Version of the kubelet whose UIDs new pods get, if a sandbox has shown one. Sandboxes of Quintlet show
+    /// it, too.
     kubelet: Option<KubeletVersion>,
 }
 
@@ -134,7 +138,8 @@ struct UidsFile {
 }
 
 impl StaticPodUids {
-    /// Reads the file in the root directory. `recorded` are the pods of files in the records of an earlier run. Blocks.
+    /// Reads the file in the root directory. `recorded` are the pods of files in the records of an earlier
+    /// run. Blocks.
     #[must_use]
     pub fn open(root_dir: &Path, recorded: Vec<StaticSandbox>) -> Self {
         let (file, known) = StateFile::open(root_dir.join(FILE), decode);
@@ -177,7 +182,8 @@ impl StaticPodUids {
         Some(if is_decided { DECIDED_WAIT } else { UNDECIDED_WAIT })
     }
 
-    /// Sets the sandboxes that decide, or `None` if they cannot be listed. Those of the pods show the version of the kubelet.
+    /// Sets the sandboxes that decide, or `None` if they cannot be listed. Those of the pods show the version
+    /// of the kubelet.
     pub fn set_sandboxes(&mut self, listed: Option<Vec<StaticSandbox>>, pods: &[(Pod, ComputedUids)]) {
         let AdoptionPhase::Deciding(sandboxes) = &mut self.phase else { return };
         let shown = version_of_kubelet(pods, listed.as_deref().unwrap_or_default());
@@ -312,7 +318,8 @@ mod tests {
         ComputedUids::of_test([&other("1.35"), &other("1.36"), newest], &other("former"))
     }
 
-    // Decides on manifests with these UIDs of the newest kubelet, as at a start. Returns the UIDs that the pods get.
+    // Decides on manifests with these UIDs of the newest kubelet, as at a start. Returns the UIDs that the
+    // pods get.
     fn started(
         root: &Path,
         listed: &[StaticSandbox],

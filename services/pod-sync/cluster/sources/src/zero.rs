@@ -1,6 +1,7 @@
 //! Decodes JSON values as Go does: `null` is the zero value of its type (`encoding/json: Unmarshal`).
 //!
-//! The bindings of the Kubernetes types take `null` for a field, and refuse it for an element of a list or a value of a map.
+//! The bindings of the Kubernetes types take `null` for a field, and refuse it for an element of a list or a
+//! value of a map.
 
 use serde::de::value::{MapDeserializer, SeqDeserializer};
 use serde::de::{Deserializer, IntoDeserializer, Visitor};

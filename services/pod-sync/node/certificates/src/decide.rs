@@ -1,4 +1,5 @@
-//! What to do about a certificate: when to request another one, with which names and usages, and what an answer means.
+//! What to do about a certificate: when to request another one, with which names and usages, and what an
+//! answer means.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -121,7 +122,8 @@ impl WantedCertificate {
         NODES_GROUP
     }
 
-    /// Returns what a certificate lacks. Further names of the certificate do not matter (`certSatisfiesTemplateLocked`).
+    /// Returns what a certificate lacks. Further names of the certificate do not matter
+    /// (`certSatisfiesTemplateLocked`).
     #[must_use]
     pub fn first_lack(&self, facts: &CertificateFacts) -> Option<Lack> {
         if facts.common_name != self.common_name {
@@ -196,8 +198,8 @@ pub enum CertificateWork {
     Request(RequestReason),
 }
 
-/// Returns the next work for a certificate. It is rotated after `share` of its life, between 0.7 and 0.9 in the kubelet
-/// (`nextRotationDeadline`, `jitteryDuration`).
+/// Returns the next work for a certificate. It is rotated after `share` of its life, between 0.7 and 0.9 in
+/// the kubelet (`nextRotationDeadline`, `jitteryDuration`).
 #[must_use]
 pub fn next_work(
     current: Option<&CertificateFacts>,
@@ -266,10 +268,11 @@ pub struct ClientFacts {
 pub enum ClientWork {
     /// The credential is good. The time is that of the next decision.
     WaitUntil(Timestamp),
-    /// The certificate in the directory is good, and the kubeconfig does not name it: a kubeconfig is written.
+    /// The certificate in the directory is good, and the kubeconfig does not name it: a kubeconfig is
+    /// written.
     WriteKubeconfig,
-    /// The certificate in the directory is good, and the one in the kubeconfig has expired: a kubelet has rotated it. The kubeconfig is
-    /// changed.
+    /// The certificate in the directory is good, and the one in the kubeconfig has expired: a kubelet has
+    /// rotated it. The kubeconfig is changed.
     UseStored,
     /// A certificate is requested with the credential of the bootstrap kubeconfig.
     Bootstrap(RequestReason),
@@ -281,7 +284,8 @@ pub enum ClientWork {
     NotOurs,
 }
 
-/// Returns the next work for the client certificate (`pkg/kubelet/certificate/bootstrap: LoadClientConfig, isClientConfigStillValid`).
+/// Returns the next work for the client certificate
+/// (`pkg/kubelet/certificate/bootstrap: LoadClientConfig, isClientConfigStillValid`).
 #[must_use]
 pub fn client_work(
     facts: &ClientFacts,
@@ -379,7 +383,8 @@ pub enum Unfit {
     Expired(Timestamp),
 }
 
-/// Checks an issued certificate. The kubelet checks the key only, and requests again at once where names are missing.
+/// Checks an issued certificate. The kubelet checks the key only, and requests again at once where names are
+/// missing.
 ///
 /// # Errors
 /// Returns why the certificate is not used.
@@ -401,8 +406,8 @@ pub fn check_issued(
     Ok(())
 }
 
-/// Returns the name of a request at the bootstrap: equal for an equal key, so that a restarted process finds its request
-/// (`pkg/kubelet/certificate/bootstrap: digestedName`).
+/// Returns the name of a request at the bootstrap: equal for an equal key, so that a restarted process finds
+/// its request (`pkg/kubelet/certificate/bootstrap: digestedName`).
 #[must_use]
 pub fn request_name(public_key_info: &[u8], wanted: &WantedCertificate, usages: &[String]) -> String {
     use base64::Engine as _;

@@ -1,4 +1,5 @@
-//! A client of the API server that follows the kubeconfig: each request goes through the client of the newest version of the files.
+//! A client of the API server that follows the kubeconfig: each request goes through the client of the newest
+//! version of the files.
 //!
 //! A request that is under way, such as a watch, keeps the connection on which it began.
 
@@ -90,7 +91,8 @@ impl NodeClient {
         }
     }
 
-    /// Sets the directory of a copy of the kubeconfig for services without root. The copy is written if the directory exists.
+    /// Sets the directory of a copy of the kubeconfig for services without root. The copy is written if the
+    /// directory exists.
     #[must_use]
     pub fn with_copy(self, directory: &Path) -> Self {
         Self { published: Some(PublishedDirectory::new(directory)), ..self }
@@ -112,7 +114,8 @@ impl NodeClient {
         kube::Client::new(service, "default")
     }
 
-    /// Returns a client as [`NodeClient::client`] does, whose requests wait until `opened` is true, 30 s at most.
+    /// Returns a client as [`NodeClient::client`] does, whose requests wait until `opened` is true, 30 s at
+    /// most.
     #[must_use]
     pub fn client_after(&self, opened: watch::Receiver<bool>) -> kube::Client {
         let client = self.client();
@@ -149,8 +152,8 @@ impl NodeClient {
         self.changed.notify_one();
     }
 
-    /// Makes a client of each version of the kubeconfig and the files that it names. Runs until `stop`. A version that cannot be used
-    /// leaves the client before it in use.
+    /// Makes a client of each version of the kubeconfig and the files that it names. Runs until `stop`. A
+    /// version that cannot be used leaves the client before it in use.
     pub async fn follow(self, stop: CancellationToken) {
         let fingerprint = |path: PathBuf| task::blocking(move || digests(&path));
         let mut checks = FileChecks::new(LONGEST_WAIT);

@@ -132,7 +132,8 @@ pub(crate) fn chain_of(text: &str) -> Result<String, PemError> {
     Ok(pem::encode_many_config(&chain, line_ends()))
 }
 
-/// Returns the facts of the first certificate of a PEM text. The chain ends with the certificate that expires first.
+/// Returns the facts of the first certificate of a PEM text. The chain ends with the certificate that expires
+/// first.
 pub(crate) fn facts_of(text: &str) -> Result<CertificateFacts, PemError> {
     let blocks = pem::parse_many(text).map_err(PemError::Pem)?;
     let mut leaf = None::<CertificateFacts>;

@@ -114,8 +114,8 @@ pub fn credential_of(path: &Path) -> KubeconfigCredential {
     }
 }
 
-/// Writes the kubeconfig of a node that was bootstrapped: the cluster of the bootstrap kubeconfig, with the certificate at `pem`
-/// (`pkg/kubelet/certificate/bootstrap: writeKubeconfigFromBootstrapping`).
+/// Writes the kubeconfig of a node that was bootstrapped: the cluster of the bootstrap kubeconfig, with the
+/// certificate at `pem` (`pkg/kubelet/certificate/bootstrap: writeKubeconfigFromBootstrapping`).
 pub(crate) fn write_bootstrapped(bootstrap: &Path, path: &Path, pem: &Path) -> Result<(), KubeconfigError> {
     let read = Read::of(bootstrap)?;
     let mut cluster = json!({"server": read.cluster["server"]});
@@ -129,7 +129,8 @@ pub(crate) fn write_bootstrapped(bootstrap: &Path, path: &Path, pem: &Path) -> R
             }
         }
     }
-    // Without these the node could not reach a server that the bootstrap has reached. A kubelet drops all but the first.
+    // Without these the node could not reach a server that the bootstrap has reached. A kubelet drops all but
+    // the first.
     for field in ["insecure-skip-tls-verify", "tls-server-name", "proxy-url"] {
         if !read.cluster[field].is_null() {
             cluster[field] = read.cluster[field].clone();
@@ -149,8 +150,8 @@ pub(crate) fn write_bootstrapped(bootstrap: &Path, path: &Path, pem: &Path) -> R
     )
 }
 
-/// Makes a kubeconfig name the certificate at `pem`, as `kubeadm init` does at its end. Returns whether it changed. All other fields are
-/// kept.
+/// Makes a kubeconfig name the certificate at `pem`, as `kubeadm init` does at its end. Returns whether it
+/// changed. All other fields are kept.
 pub(crate) fn point_to(path: &Path, pem: &Path) -> Result<bool, KubeconfigError> {
     let mut read = Read::of(path)?;
     let is_named = |field: &str| read.user[field].as_str().is_some_and(|named| Path::new(named) == pem);
@@ -181,7 +182,8 @@ const FILES: [(&str, &str, &str, &str); 3] = [
     ("users", "user", "client-key", "client-key-data"),
 ];
 
-/// Returns the text of a kubeconfig that contains the certificates, keys and tokens of the files that it names.
+/// Returns the text of a kubeconfig that contains the certificates, keys and tokens of the files that it
+/// names.
 pub(crate) fn inlined(path: &Path) -> Result<String, KubeconfigError> {
     let mut whole = Read::of(path)?.whole;
     let beside = path.parent().unwrap_or(Path::new("/"));

@@ -32,7 +32,8 @@ const SHARES: std::ops::RangeInclusive<f64> = 0.7..=0.9;
 /// The waits of a manager. The kubelet's by default.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timing {
-    /// Wait after a failed request, which doubles, and shortest time from a successful request to the next one.
+    /// Wait after a failed request, which doubles, and shortest time from a successful request to the next
+    /// one.
     pub(crate) first_retry: Duration,
     /// Longest wait after a failed request.
     pub(crate) last_retry: Duration,
@@ -91,7 +92,8 @@ impl Share {
     }
 }
 
-/// Keeps requests apart: a signer may issue certificates that are due for rotation at once, since their life begins minutes earlier.
+/// Keeps requests apart: a signer may issue certificates that are due for rotation at once, since their life
+/// begins minutes earlier.
 #[derive(Debug, Default)]
 struct LastSuccess(Option<Instant>);
 
@@ -140,7 +142,8 @@ pub struct ClientCertificate {
 }
 
 impl ClientCertificate {
-    /// Returns the client certificate of `node`, which the kubeconfig of `client` names. `bootstrap` is the bootstrap kubeconfig.
+    /// Returns the client certificate of `node`, which the kubeconfig of `client` names. `bootstrap` is the
+    /// bootstrap kubeconfig.
     #[must_use]
     pub fn new(node: &str, client: NodeClient, directory: &Path, kubeconfig: &Path, clock: Clock) -> Self {
         Self {

@@ -24,7 +24,8 @@ impl PublishedDirectory {
         Self(directory.to_owned())
     }
 
-    /// Writes a copy of a kubeconfig that contains the files that it names, if the directory exists. Returns whether it was written.
+    /// Writes a copy of a kubeconfig that contains the files that it names, if the directory exists. Returns
+    /// whether it was written.
     pub(crate) fn write_kubeconfig(&self, kubeconfig: &Path) -> Result<bool, KubeconfigError> {
         if !self.0.is_dir() {
             return Ok(false);

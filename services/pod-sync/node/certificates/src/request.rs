@@ -135,7 +135,8 @@ async fn create(
     }
 }
 
-/// Returns whether an existing request is for the same key, subject and signer, and not expired (`ensureCompatible`).
+/// Returns whether an existing request is for the same key, subject and signer, and not expired
+/// (`ensureCompatible`).
 fn is_same(
     existing: &CertificateSigningRequest,
     own: &CertificateSigningRequest,

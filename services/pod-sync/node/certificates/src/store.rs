@@ -1,7 +1,8 @@
 //! The directory of certificates, in the kubelet's form (client-go `util/certificate: fileStore`).
 //!
-//! Each certificate is in a file with its key, `PREFIX-YYYY-MM-DD-HH-MM-SS.pem`. The link `PREFIX-current.pem` names the one in use. A
-//! new file is on the disk before the link names it, and the link is replaced by a rename: there is no time without a certificate.
+//! Each certificate is in a file with its key, `PREFIX-YYYY-MM-DD-HH-MM-SS.pem`. The link
+//! `PREFIX-current.pem` names the one in use. A new file is on the disk before the link names it, and the
+//! link is replaced by a rename: there is no time without a certificate.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, symlink};
@@ -74,7 +75,8 @@ impl CertificateStore {
         facts.map(Some).map_err(|source| StoreError::Content { path, source })
     }
 
-    /// Completes an interrupted change of the link, then returns what [`Self::current`] does. Only for the task that also calls
+    /// Completes an interrupted change of the link, then returns what [`Self::current`] does. Only for the
+    /// task that also calls
     /// [`Self::update`]: between its two steps, a change that is under way looks like an interrupted one.
     pub(crate) fn recover(&self) -> Result<Option<CertificateFacts>, StoreError> {
         let path = self.current_path();
@@ -123,7 +125,8 @@ impl CertificateStore {
         Ok(facts)
     }
 
-    /// Returns the key of a request that an earlier run left without an answer, or a new key, which it stores.
+    /// Returns the key of a request that an earlier run left without an answer, or a new key, which it
+    /// stores.
     pub(crate) fn pending_key(&self) -> Result<NodeKey, StoreError> {
         let path = self.pending_key_path();
         if exists(&path)? {

@@ -345,7 +345,8 @@ async fn a_rotation_that_fails_keeps_the_certificate_and_an_expired_one_bootstra
     fixture.signer.answer_all(&fixture.api, fixture.clock.wall(), MINUTE);
     assert_eq!(fixture.store(CertificatePurpose::Client).current().unwrap(), Some(first));
     running.end().await;
-    // The clock steps beyond the end. The credential of the bootstrap is used, and the request is named by its key.
+    // The clock steps beyond the end. The credential of the bootstrap is used, and the request is named by
+    // its key.
     fixture.clock.advance(MINUTE * 1000);
     let running = fixture.start(true, true).await;
     let requests = fixture.requests(3).await;

@@ -1,7 +1,8 @@
-//! Reports processes that the kernel killed because the node, and not only a container, had no memory left (`pkg/kubelet/oom`).
+//! Reports processes that the kernel killed because the node, and not only a container, had no memory left
+//! (`pkg/kubelet/oom`).
 //!
-//! [`watch`] follows `/dev/kmsg`. The position is kept in a file: a restarted process reports the kills that happened meanwhile, and
-//! none twice.
+//! [`watch`] follows `/dev/kmsg`. The position is kept in a file: a restarted process reports the kills that
+//! happened meanwhile, and none twice.
 
 use std::fmt;
 use std::fs::File;
@@ -76,7 +77,8 @@ struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// Returns a record of the kernel itself. Processes can write records, too, but not with the kernel's facility.
+    /// Returns a record of the kernel itself. Processes can write records, too, but not with the kernel's
+    /// facility.
     fn parse(text: &'a str) -> Option<Self> {
         let (prefix, message) = text.split_once(';')?;
         let mut fields = prefix.split(',');
@@ -115,9 +117,10 @@ impl Position {
     }
 }
 
-/// Calls `report` for each process that the kernel kills because the node has no memory left. `log` is `/dev/kmsg`, and `position` the
-/// file for the position. If the log cannot be read, that is logged once and set in the gauge `quintlet_kernel_log_unreadable`.
-/// Cancellation drops no kill: it is reported by the next process.
+/// Calls `report` for each process that the kernel kills because the node has no memory left. `log` is
+/// `/dev/kmsg`, and `position` the file for the position. If the log cannot be read, that is logged once and
+/// set in the gauge `quintlet_kernel_log_unreadable`. Cancellation drops no kill: it is reported by the next
+/// process.
 pub async fn watch(log: &Path, position: PathBuf, boot_id: String, report: impl Fn(&Victim)) {
     let unreadable = quintlet_telemetry::metrics::gauge(
         "quintlet_kernel_log_unreadable",

@@ -102,8 +102,8 @@ fn units(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// Returns available memory and memory of the machine: what is not in the working set of all processes. A working set above the memory
-/// of the machine is implausible.
+/// Returns available memory and memory of the machine: what is not in the working set of all processes. A
+/// working set above the memory of the machine is implausible.
 fn memory(paths: &Paths) -> Option<(i64, i64)> {
     let meminfo = fs::read_to_string(paths.proc.join("meminfo")).ok()?;
     let total = meminfo_bytes(&meminfo, "MemTotal:")?;
@@ -114,8 +114,8 @@ fn memory(paths: &Paths) -> Option<(i64, i64)> {
     Some((without_huge_pages(available, huge_pages.unwrap_or(0)), total))
 }
 
-/// Returns the available memory that is not reserved for huge pages, in use or not: no working set contains them
-/// (`pkg/kubelet/server/stats/summary.go: adjustForHugePages`). A negative amount stays as it is.
+/// Returns the available memory that is not reserved for huge pages, in use or not: no working set contains
+/// them (`pkg/kubelet/server/stats/summary.go: adjustForHugePages`). A negative amount stays as it is.
 fn without_huge_pages(available: i64, huge_pages: i64) -> i64 {
     available.saturating_sub(huge_pages).max(available.min(0))
 }
@@ -127,8 +127,8 @@ fn meminfo_bytes(meminfo: &str, name: &str) -> Option<i64> {
     })
 }
 
-/// Returns available memory and memory limit of all pods together. Without a limit the signal does not exist. A working set above the
-/// limit is implausible: the kernel does not allow it.
+/// Returns available memory and memory limit of all pods together. Without a limit the signal does not exist.
+/// A working set above the limit is implausible: the kernel does not allow it.
 fn allocatable_memory(paths: &Paths) -> Option<(i64, i64)> {
     let pods = CgroupStats::of_pods(&paths.cgroups, &paths.cgroup_root)?;
     let limit = pods.memory_limit()?;
@@ -161,7 +161,8 @@ pub struct PodSources {
     pub has_files: bool,
 }
 
-/// Returns a usage, or `None` if it is above the capacity or does not fit: a negative one is a very large unsigned number.
+/// Returns a usage, or `None` if it is above the capacity or does not fit: a negative one is a very large
+/// unsigned number.
 fn plausible(bytes: impl TryInto<i64>, capacity: Option<i64>) -> Option<i64> {
     let bytes = bytes.try_into().ok()?;
     capacity.is_none_or(|most| bytes <= most).then_some(bytes)
@@ -175,7 +176,8 @@ pub fn running_containers(runtime: &PodRuntime) -> Vec<(String, ContainerId)> {
     running.map(|c| (c.name.clone(), c.id.clone())).collect()
 }
 
-/// Measures pods. A pod without a cgroup has the memory and processes of its containers: none if none is running.
+/// Measures pods. A pod without a cgroup has the memory and processes of its containers: none if none is
+/// running.
 #[must_use]
 pub fn pods(paths: &Paths, sources: &PodSources) -> PodUsages {
     let volumes: HashMap<&str, &wire::PodStorage> =
@@ -210,7 +212,8 @@ impl PodCgroups<'_> {
         self.pod.as_ref().map_or_else(|| self.outside.get(id).cloned(), |pod| pod.container(id))
     }
 
-    /// Returns a figure of the pod, or the sum of those of its containers. Returns `None` if one of them is unknown.
+    /// Returns a figure of the pod, or the sum of those of its containers. Returns `None` if one of them is
+    /// unknown.
     fn sum(
         &self,
         containers: &[(String, ContainerId)],

@@ -1,8 +1,8 @@
-//! Notifications of the kernel when the memory usage of a cgroup reaches a level, so that memory is measured at once
-//! (`kernelMemcgNotification`; `pkg/kubelet/eviction: linuxMemoryThresholdNotifier`).
+//! Notifications of the kernel when the memory usage of a cgroup reaches a level, so that memory is measured
+//! at once (`kernelMemcgNotification`; `pkg/kubelet/eviction: linuxMemoryThresholdNotifier`).
 //!
-//! With cgroup v1, the kernel compares the usage with any level. With v2 it reports only that the limit of all pods was reached, which the
-//! kubelet does not use.
+//! With cgroup v1, the kernel compares the usage with any level. With v2 it reports only that the limit of
+//! all pods was reached, which the kubelet does not use.
 
 use std::fs::{self, File};
 use std::io;
@@ -30,8 +30,8 @@ enum Alarm {
     Events { file: PathBuf },
 }
 
-/// Returns when memory usage has crossed one of the thresholds, none of which is crossed in `observed`. Never returns if the kernel does
-/// not report that. Cancellation ends the notifications.
+/// Returns when memory usage has crossed one of the thresholds, none of which is crossed in `observed`. Never
+/// returns if the kernel does not report that. Cancellation ends the notifications.
 pub async fn wait(paths: &Paths, thresholds: &[Threshold], observed: &Observations) {
     let ring = async |alarm: Alarm| {
         if let Err(error) = alarm.ring().await {

@@ -22,7 +22,8 @@ use crate::metrics::EvictionMetrics;
 const PERIOD: Duration = Duration::from_secs(10);
 /// Shortest interval between rounds when the kernel reports memory usage.
 const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
-/// Longest wait until evicted pods have given back their resources (`pkg/kubelet/eviction: podCleanupTimeout`).
+/// Longest wait until evicted pods have given back their resources
+/// (`pkg/kubelet/eviction: podCleanupTimeout`).
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval between checks whether they have (`podCleanupPollFreq`).
 const CLEANUP_POLL: Duration = Duration::from_secs(1);
@@ -38,24 +39,26 @@ pub enum Scope {
 /// The node as evictions see it.
 #[async_trait]
 pub trait NodeControl: Send + Sync {
-    /// Returns which file systems are shared, or `None` if the runtime has not answered yet, or a file system cannot be read.
+    /// Returns which file systems are shared, or `None` if the runtime has not answered yet, or a file system
+    /// cannot be read.
     async fn layout(&self) -> Option<Layout>;
 
     /// Measures the node alone. Returns `None` if that fails or takes too long.
     async fn observations(&self) -> Option<Observations>;
 
-    /// Adds the pods that may be evicted to the observations, and measures those in `scope`. Removes observations for which no pod can
-    /// be chosen. Returns `None` if measuring fails or takes too long.
+    /// Adds the pods that may be evicted to the observations, and measures those in `scope`. Removes
+    /// observations for which no pod can be chosen. Returns `None` if measuring fails or takes too long.
     async fn snapshot(&self, observations: Observations, scope: Scope) -> Option<Snapshot>;
 
-    /// Measures the disk usage of pods again, volumes included, since the one in a snapshot may be a minute old. Returns `None` if that
-    /// fails or takes too long.
+    /// Measures the disk usage of pods again, volumes included, since the one in a snapshot may be a minute
+    /// old. Returns `None` if that fails or takes too long.
     async fn disk_usage(&self, snapshot: &Snapshot) -> Option<PodUsages>;
 
     /// Deletes what belongs to the node. Failures are logged.
     async fn reclaim(&self, what: Reclaim);
 
-    /// Evicts a pod: event, termination, status. Returns after its containers have stopped or its time is over.
+    /// Evicts a pod: event, termination, status. Returns after its containers have stopped or its time is
+    /// over.
     async fn evict(&self, eviction: &Eviction);
 
     /// Returns the pods that were evicted and still have containers or volumes, also by an earlier process.
@@ -64,8 +67,8 @@ pub trait NodeControl: Send + Sync {
     /// Reports that the node begins to reclaim a resource.
     fn reclaiming(&self, resource: Resource);
 
-    /// Returns when the kernel reports that memory usage has crossed a threshold since the observations were made. Never returns if
-    /// the kernel does not report that.
+    /// Returns when the kernel reports that memory usage has crossed a threshold since the observations were
+    /// made. Never returns if the kernel does not report that.
     async fn memory_alarm(&self, thresholds: &[Threshold], observations: &Observations);
 
     /// Returns the time on `CLOCK_BOOTTIME`.
@@ -98,8 +101,8 @@ pub struct Published {
 /// The layout while it is unknown: writable layers count for no limit of a container then.
 const UNKNOWN_LAYOUT: Layout = Layout::SeparateImages;
 
-/// Carries out evictions until `stop`. The layout in `settings` is replaced by that of the node once the runtime has answered. Until then,
-/// no pod is evicted for disk space.
+/// Carries out evictions until `stop`. The layout in `settings` is replaced by that of the node once the
+/// runtime has answered. Until then, no pod is evicted for disk space.
 pub async fn run(
     node: impl NodeControl,
     settings: EvictionSettings,
@@ -115,7 +118,8 @@ pub async fn run(
 
 async fn follow(node: &impl NodeControl, mut settings: EvictionSettings, published: &Published) {
     let metrics = EvictionMetrics::default();
-    // What an earlier process evicted must be gone before anything is measured, or another pod would be evicted for the same need.
+    // What an earlier process evicted must be gone before anything is measured, or another pod would be
+    // evicted for the same need.
     wait_for_cleanup(node, &node.unfinished()).await;
     settings.layout = UNKNOWN_LAYOUT;
     let mut manager = EvictionManager::new(settings);
@@ -138,8 +142,8 @@ async fn follow(node: &impl NodeControl, mut settings: EvictionSettings, publish
     }
 }
 
-/// Waits for an interval, or less if the kernel reports that memory is short or a round is requested. Returns which pods the next
-/// round measures at least.
+/// Waits for an interval, or less if the kernel reports that memory is short or a round is requested. Returns
+/// which pods the next round measures at least.
 async fn wait_for_next_round(
     node: &impl NodeControl,
     manager: &EvictionManager,
@@ -147,7 +151,8 @@ async fn wait_for_next_round(
     metrics: &EvictionMetrics,
 ) -> Scope {
     let observations = manager.pressure().observations();
-    // The kernel is asked at once. A usage that changes all the time does not cause one measurement after another.
+    // The kernel is asked at once. A usage that changes all the time does not cause one measurement after
+    // another.
     let alarm = async {
         tokio::join!(sleep(SHORTEST_PERIOD), node.memory_alarm(&manager.settings().thresholds, observations))
     };
@@ -198,7 +203,8 @@ impl Disks {
     }
 }
 
-/// Logs the soft thresholds of the runtime's file systems without an effect. Returns false if these file systems were not measured yet.
+/// Logs the soft thresholds of the runtime's file systems without an effect. Returns false if these file
+/// systems were not measured yet.
 fn warn_of_contradictions(manager: &EvictionManager) -> bool {
     let Some(contradictions) = contradictions(manager) else { return false };
     for WithoutEffect { soft, hard, capacity } in contradictions {
@@ -208,8 +214,8 @@ fn warn_of_contradictions(manager: &EvictionManager) -> bool {
     true
 }
 
-/// Returns the soft thresholds without an effect on the file systems that only the runtime reports, or `None` if these were not
-/// measured in the last round. At the start of the process their capacity is not known.
+/// Returns the soft thresholds without an effect on the file systems that only the runtime reports, or `None`
+/// if these were not measured in the last round. At the start of the process their capacity is not known.
 fn contradictions(manager: &EvictionManager) -> Option<Vec<WithoutEffect>> {
     let (settings, observations) = (manager.settings(), manager.pressure().observations());
     observations.get(&Signal::ImageFsAvailable)?;

@@ -23,8 +23,8 @@ pub struct AboveCapacity {
     pub capacity: Quantity,
 }
 
-/// Returns the soft thresholds that are not above each hard one of their signal. `capacity` returns the capacity of a signal; without
-/// it an amount and a share are not compared.
+/// Returns the soft thresholds that are not above each hard one of their signal. `capacity` returns the
+/// capacity of a signal; without it an amount and a share are not compared.
 #[must_use]
 pub fn without_effect(
     thresholds: &[Threshold],
@@ -39,7 +39,8 @@ pub fn without_effect(
     pairs.collect()
 }
 
-/// Returns the thresholds of signals with a known capacity that are above it, together with their minimum reclaim.
+/// Returns the thresholds of signals with a known capacity that are above it, together with their minimum
+/// reclaim.
 #[must_use]
 pub fn above_capacity(
     thresholds: &[Threshold],

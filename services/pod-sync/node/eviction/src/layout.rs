@@ -34,8 +34,8 @@ pub enum Reclaim {
 }
 
 impl Layout {
-    /// Returns the layout from two facts: images are not on the file system of the root directory, and writable layers are not
-    /// on the file system of images.
+    /// Returns the layout from two facts: images are not on the file system of the root directory, and
+    /// writable layers are not on the file system of images.
     #[must_use]
     pub fn of(has_image_fs: bool, has_container_fs: bool) -> Self {
         match (has_image_fs, has_container_fs) {
@@ -59,7 +59,8 @@ impl Layout {
         }
     }
 
-    /// Returns what the node deletes for a signal, in this order, before it evicts pods (`buildSignalToNodeReclaimFuncs`).
+    /// Returns what the node deletes for a signal, in this order, before it evicts pods
+    /// (`buildSignalToNodeReclaimFuncs`).
     #[must_use]
     pub fn reclaims(self, signal: Signal) -> &'static [Reclaim] {
         use Reclaim::{DeadContainers, UnusedImages};

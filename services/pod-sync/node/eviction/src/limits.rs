@@ -101,8 +101,9 @@ fn whole_pod(pod: &Pod, usage: &PodUsage) -> Option<ExceededLimit> {
     (bytes(usage.ephemeral_storage?) > limit).then_some(ExceededLimit::Pod { limit })
 }
 
-// Restartable init containers have limits of their own, as in kubelet 1.37 (`pkg/kubelet/eviction:
-// containerEphemeralStorageLimitEviction`). Writable layers on a file system of images do not count, as in the kubelet.
+// Restartable init containers have limits of their own, as in kubelet 1.37
+// (`pkg/kubelet/eviction: containerEphemeralStorageLimitEviction`). Writable layers on a file system of
+// images do not count, as in the kubelet.
 fn container(pod: &Pod, usage: &PodUsage, layout: Layout) -> Option<ExceededLimit> {
     usage.containers.iter().find_map(|used| {
         let sidecars = pod::init_containers(pod).iter().filter(|c| pod::is_sidecar(c));

@@ -1,4 +1,5 @@
-//! One round of eviction as decisions; the caller measures, reclaims and evicts (`pkg/kubelet/eviction: synchronize`).
+//! One round of eviction as decisions; the caller measures, reclaims and evicts
+//! (`pkg/kubelet/eviction: synchronize`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -32,7 +33,8 @@ pub struct EvictionSettings {
     pub max_grace: i64,
     /// `localStorageCapacityIsolation`: pods above their limits of local storage are evicted.
     pub enforces_limits: bool,
-    /// InPlacePodVerticalScalingMemoryBackedVolumes: the kernel alone enforces the limits of memory-backed volumes, which may be changing.
+    /// InPlacePodVerticalScalingMemoryBackedVolumes: the kernel alone enforces the limits of memory-backed
+    /// volumes, which may be changing.
     pub skips_memory_volumes: bool,
 }
 
@@ -123,7 +125,8 @@ impl EvictionManager {
         self.settings.thresholds = with_container_fs(&self.settings.thresholds, layout);
     }
 
-    /// Returns whether observations cross a threshold, so that a pod may have to be chosen now or after a grace period.
+    /// Returns whether observations cross a threshold, so that a pod may have to be chosen now or after a
+    /// grace period.
     #[must_use]
     pub fn is_crossed(&self, observations: &Observations) -> bool {
         !self.pressure.crossed_by(&self.settings.thresholds, observations).is_empty()
@@ -145,8 +148,8 @@ impl EvictionManager {
         Decision::Reclaim(Reclaiming { thresholds: round.reclaim_for, signal, steps })
     }
 
-    /// Returns the pod to evict after the node's own resources were reclaimed. `after`: the observations after that, `None` if nothing
-    /// was to be reclaimed or the node could not be measured.
+    /// Returns the pod to evict after the node's own resources were reclaimed. `after`: the observations
+    /// after that, `None` if nothing was to be reclaimed or the node could not be measured.
     #[must_use]
     pub fn after_reclaim(
         &self,
@@ -178,7 +181,8 @@ impl EvictionManager {
         })
     }
 
-    /// Returns the pod that is evicted next for a signal: the first in the order of [`rank`] that is not critical.
+    /// Returns the pod that is evicted next for a signal: the first in the order of [`rank`] that is not
+    /// critical.
     #[must_use]
     pub fn next(&self, signal: Signal, snapshot: &Snapshot) -> Option<Candidate> {
         let mut pods: Vec<_> =
@@ -187,8 +191,8 @@ impl EvictionManager {
         pods.into_iter().next()
     }
 
-    /// Returns whether reclaiming from the node sufficed, or may have sufficed since the node could not be measured after it. No pod is
-    /// evicted then. `after`: as in [`Self::after_reclaim`].
+    /// Returns whether reclaiming from the node sufficed, or may have sufficed since the node could not be
+    /// measured after it. No pod is evicted then. `after`: as in [`Self::after_reclaim`].
     #[must_use]
     pub fn may_be_relieved(&self, reclaiming: &Reclaiming, after: Option<&Observations>) -> bool {
         let is_relieved = |after| is_relieved(&self.settings.thresholds, after);

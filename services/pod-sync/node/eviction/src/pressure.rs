@@ -8,8 +8,8 @@ use crate::thresholds::Threshold;
 use crate::usage::{Observation, Observations};
 use pod_sync_node_decisions::admission::PressureCondition;
 
-/// Longest usual time from the removal of a container to that of its files. containerd collects them later, and waits up to 50 times
-/// as long as its last collection took.
+/// Longest usual time from the removal of a container to that of its files. containerd collects them later,
+/// and waits up to 50 times as long as its last collection took.
 const DISK_RELEASE: Duration = Duration::from_secs(5);
 
 /// Result of one round of observations.
@@ -32,8 +32,8 @@ pub struct Pressure {
 }
 
 impl Pressure {
-    /// Evaluates the observations of one round at `now`, on `CLOCK_BOOTTIME`. `transition`: how long a condition stays true after
-    /// its last threshold was crossed (`evictionPressureTransitionPeriod`).
+    /// Evaluates the observations of one round at `now`, on `CLOCK_BOOTTIME`. `transition`: how long a
+    /// condition stays true after its last threshold was crossed (`evictionPressureTransitionPeriod`).
     pub fn observe(
         &mut self,
         thresholds: &[Threshold],
@@ -83,8 +83,8 @@ impl Pressure {
     }
 
     /// Records that the resources of evicted pods were released at `now`, or that the wait was abandoned.
-    /// Observations before that evict no further pod; those of a file system none for five seconds more, in which the runtime
-    /// removes the files of the pod.
+    /// Observations before that evict no further pod; those of a file system none for five seconds more, in
+    /// which the runtime removes the files of the pod.
     pub fn evicted(&mut self, now: Duration) {
         self.evicted = Some(now);
     }
@@ -108,8 +108,8 @@ impl Pressure {
     }
 }
 
-/// Returns whether the observations after node-level reclaim make evictions unnecessary: no threshold is crossed, minimum reclaims
-/// included (`reclaimNodeLevelResources`).
+/// Returns whether the observations after node-level reclaim make evictions unnecessary: no threshold is
+/// crossed, minimum reclaims included (`reclaimNodeLevelResources`).
 #[must_use]
 pub fn is_relieved(thresholds: &[Threshold], observations: &Observations) -> bool {
     crossed_with_reclaim(thresholds, observations).is_empty()

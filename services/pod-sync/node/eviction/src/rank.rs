@@ -1,5 +1,5 @@
-//! Order in which pods are evicted for a signal (`pkg/kubelet/eviction: rankMemoryPressure`, `rankPIDPressure`,
-//! `rankDiskPressureFunc`).
+//! Order in which pods are evicted for a signal (`pkg/kubelet/eviction: rankMemoryPressure`,
+//! `rankPIDPressure`, `rankDiskPressureFunc`).
 
 use std::cmp::Reverse;
 
@@ -28,11 +28,11 @@ pub struct RankFacts {
 
 /// Sorts pods: the one to evict first comes first. Pods that compare as equal keep their order.
 ///
-/// Pods without statistics come first. Then pods that use more than they requested, then those of lower priority, then those whose
-/// usage exceeds the request the most. For process IDs requests do not exist.
+/// Pods without statistics come first. Then pods that use more than they requested, then those of lower
+/// priority, then those whose usage exceeds the request the most. For process IDs requests do not exist.
 ///
-/// The kubelet compares inodes above the request of *bytes* of ephemeral storage, so that a pod with a large request keeps its inodes.
-/// Here inodes are compared as they are.
+/// The kubelet compares inodes above the request of *bytes* of ephemeral storage, so that a pod with a large
+/// request keeps its inodes. Here inodes are compared as they are.
 pub fn rank(pods: &mut [Candidate], usages: &PodUsages, signal: Signal, layout: Layout) {
     pods.sort_by_cached_key(|candidate| facts(candidate, usages.get(&candidate.uid), signal, layout).key());
 }

@@ -25,7 +25,8 @@ pub const DEFAULT_HARD: [(&str, &str); 5] = [
 pub enum Amount {
     /// A fixed amount.
     Quantity(Quantity),
-    /// A share of the capacity, from 0 to 1. The kubelet stores it in 32 bits, which the amounts in messages show.
+    /// A share of the capacity, from 0 to 1. The kubelet stores it in 32 bits, which the amounts in messages
+    /// show.
     Share(f32),
 }
 
@@ -64,7 +65,8 @@ impl Amount {
         }
     }
 
-    /// Returns whether the amount is above another one. Without a capacity, an amount and a share cannot be compared.
+    /// Returns whether the amount is above another one. Without a capacity, an amount and a share cannot be
+    /// compared.
     #[must_use]
     pub fn is_above(self, other: Self, capacity: Option<Quantity>) -> Option<bool> {
         match (self, other) {
@@ -106,7 +108,8 @@ pub struct Threshold {
     pub signal: Signal,
     /// The threshold is crossed while less than this is available.
     pub value: Amount,
-    /// Time for which the threshold must be crossed before anything is reclaimed. Zero makes it a hard threshold.
+    /// Time for which the threshold must be crossed before anything is reclaimed. Zero makes it a hard
+    /// threshold.
     pub grace: Duration,
     /// Amount above `value` that must be available before reclaiming ends.
     pub minimum_reclaim: Option<Amount>,
@@ -182,7 +185,8 @@ pub enum ThresholdError {
     /// A minimum reclaim of zero percent or less.
     #[error("eviction percentage minimum reclaim {0} must be positive: {1}")]
     ReclaimNotPositive(Signal, String),
-    /// The soft threshold would be crossed after the hard one, and never have an effect. The kubelet accepts it.
+    /// The soft threshold would be crossed after the hard one, and never have an effect. The kubelet accepts
+    /// it.
     #[error("the soft eviction threshold {signal} of {soft} is not above the hard one of {hard}")]
     SoftBelowHard {
         /// Signal of both thresholds.
@@ -236,7 +240,8 @@ pub fn parse(config: &ThresholdConfig<'_>) -> Result<Vec<Threshold>, ThresholdEr
     Ok(thresholds)
 }
 
-/// Returns the amounts that hard eviction keeps free, by resource (`pkg/kubelet/cm: hardEvictionReservations`).
+/// Returns the amounts that hard eviction keeps free, by resource
+/// (`pkg/kubelet/cm: hardEvictionReservations`).
 #[must_use]
 pub fn hard_reservations(hard: &[Threshold], capacity: &BTreeMap<String, ApiQuantity>) -> ResourceList {
     let resources = [(Signal::MemoryAvailable, "memory"), (Signal::NodeFsAvailable, "ephemeral-storage")];
@@ -248,8 +253,8 @@ pub fn hard_reservations(hard: &[Threshold], capacity: &BTreeMap<String, ApiQuan
     hard.iter().filter_map(reservation).collect()
 }
 
-/// Replaces the thresholds of the file system of writable layers by those of the file system that it is on, or that the kubelet
-/// takes for it (`UpdateContainerFsThresholds`).
+/// Replaces the thresholds of the file system of writable layers by those of the file system that it is on,
+/// or that the kubelet takes for it (`UpdateContainerFsThresholds`).
 #[must_use]
 pub fn with_container_fs(thresholds: &[Threshold], layout: Layout) -> Vec<Threshold> {
     let is_own =
@@ -339,7 +344,8 @@ mod tests {
             reserved.map(|(name, amount)| (name, amount.value())).collect::<Vec<_>>()
         };
         assert_eq!(reserved(&[]), []);
-        // The allocatable storage of such a node is 93478772582 bytes with a kubelet, which stores percentages in 32 bits.
+        // The allocatable storage of such a node is 93478772582 bytes with a kubelet, which stores
+        // percentages in 32 bits.
         let disk = ("ephemeral-storage".to_owned(), 103_865_303_040 - 93_478_772_582);
         let both = [("memory.available", "100Ki"), ("nodefs.available", "10%"), ("nodefs.inodesFree", "5%")];
         assert_eq!(reserved(&both), [disk, ("memory".to_owned(), 100 << 10)]);

@@ -99,8 +99,8 @@ pub struct Candidate {
     pub pod: Arc<Pod>,
 }
 
-/// Returns the request of a pod that the kubelet compares its usage with: with overhead if the request is not zero
-/// (`pkg/api/v1/resource: GetResourceRequestQuantity`).
+/// Returns the request of a pod that the kubelet compares its usage with: with overhead if the request is not
+/// zero (`pkg/api/v1/resource: GetResourceRequestQuantity`).
 #[must_use]
 pub fn request(pod: &Pod, resource: Resource) -> Quantity {
     let name = resource.as_str();
@@ -112,8 +112,8 @@ pub fn request(pod: &Pod, resource: Resource) -> Quantity {
     }
 }
 
-/// Returns the bytes or inodes that a pod has in some of its files (`podDiskUsage`). Its hosts file and termination logs, which the
-/// kubelet leaves out, are where its logs are.
+/// Returns the bytes or inodes that a pod has in some of its files (`podDiskUsage`). Its hosts file and
+/// termination logs, which the kubelet leaves out, are where its logs are.
 #[must_use]
 pub fn disk_usage(pod: &Pod, usage: &PodUsage, files: &[Files], resource: Resource) -> i64 {
     let sum = |parts: &mut dyn Iterator<Item = FileUsage>| {

@@ -1,8 +1,10 @@
-//! Records of the images that were pulled here and of the credentials used, in the kubelet's files in `image_manager` of the
-//! root directory (`pkg/kubelet/images/pullmanager`), so that kubelet and Quintlet can replace each other.
+//! Records of the images that were pulled here and of the credentials used, in the kubelet's files in
+//! `image_manager` of the root directory (`pkg/kubelet/images/pullmanager`), so that kubelet and Quintlet can
+//! replace each other.
 //!
-//! An intent is written before a pull and removed once the result is recorded. An intent that remains means that the image may
-//! have been pulled with unknown credentials. Files are small and written only when a pull begins or ends.
+//! An intent is written before a pull and removed once the result is recorded. An intent that remains means
+//! that the image may have been pulled with unknown credentials. Files are small and written only when a pull
+//! begins or ends.
 //!
 //! Methods that write block, and belong on a blocking thread. [`PullRecords::access`] waits for no disk.
 
@@ -200,8 +202,8 @@ impl PullRecords {
         Ok(PullInProgress { records: self.clone(), image: image.to_owned(), running })
     }
 
-    /// Converts intents of earlier processes: those whose image is in `images`, the runtime's list, become records of pulls with
-    /// unknown credentials. The others are removed.
+    /// Converts intents of earlier processes: those whose image is in `images`, the runtime's list, become
+    /// records of pulls with unknown credentials. The others are removed.
     pub fn recover(&self, images: &[Image]) {
         let files = self.files.lock();
         let left: Vec<String> = {
@@ -228,7 +230,8 @@ impl PullRecords {
 
     /// Removes records of images that are not in `images`, as listed at CLOCK_BOOTTIME `since`.
     ///
-    /// The kubelet also removes records of images in use, which gives every pod access to them. Here they stay.
+    /// The kubelet also removes records of images in use, which gives every pod access to them. Here they
+    /// stay.
     pub fn prune(&self, images: &BTreeSet<String>, since: Duration) {
         let files = self.files.lock();
         let gone: Vec<String> = {

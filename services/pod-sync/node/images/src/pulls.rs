@@ -109,7 +109,8 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    // Returns the most concurrent pulls of one registry and in total, with 20 pulls from each of two registries.
+    // Returns the most concurrent pulls of one registry and in total, with 20 pulls from each of two
+    // registries.
     async fn most(settings: PullSettings) -> (usize, usize) {
         let limits = PullLimits::new(settings).unwrap();
         let counts: [AtomicUsize; 6] = Default::default();

@@ -1,10 +1,11 @@
-//! Container logs on disk: rotated by size, compressed, and linked in `/var/log/containers` for log collectors
-//! (pkg/kubelet/logs/container_log_manager.go).
+//! Container logs on disk: rotated by size, compressed, and linked in `/var/log/containers` for log
+//! collectors (pkg/kubelet/logs/container_log_manager.go).
 //!
-//! [`run`] is a future that the caller spawns. At every interval it checks the logs of all running containers, at most `workers` at a
-//! time, and then updates the links. Between a rename and the runtime's new file a log has no file, so links are updated only
-//! when no rotation is in progress. The module `rotate` decides which files to delete and to compress. A log whose file system hangs
-//! delays the others only once ([`Stalls`]). There are no channels.
+//! [`run`] is a future that the caller spawns. At every interval it checks the logs of all running
+//! containers, at most `workers` at a time, and then updates the links. Between a rename and the runtime's
+//! new file a log has no file, so links are updated only when no rotation is in progress. The module `rotate`
+//! decides which files to delete and to compress. A log whose file system hangs delays the others only once
+//! ([`Stalls`]). There are no channels.
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -33,7 +34,8 @@ use pod_sync_layout::paths;
 
 /// Time without progress after which an operation on a log counts as hanging.
 const STALL: Duration = Duration::from_secs(5);
-/// Longest rotation of a log. Compressing a large file may take longer; the rotation continues at a later interval then.
+/// Longest rotation of a log. Compressing a large file may take longer; the rotation continues at a later
+/// interval then.
 const ROTATION: Duration = Duration::from_secs(10);
 
 fn stalls() -> Stalls {
@@ -56,8 +58,8 @@ pub struct LogSettings {
 /// Reopens logs; the container runtime.
 #[async_trait::async_trait]
 trait Reopen: Send + Sync {
-    /// Makes the runtime write a container's log to a new file with the same name. After an error that the runtime did not return,
-    /// the outcome is unknown.
+    /// Makes the runtime write a container's log to a new file with the same name. After an error that the
+    /// runtime did not return, the outcome is unknown.
     async fn reopen(&self, id: &ContainerId) -> Result<(), CallError>;
 }
 
@@ -96,7 +98,8 @@ pub async fn run<P: Pods>(
 ) {
     let stalls = stalls();
     loop {
-        // Dropping the sleep loses nothing. A rotation is never dropped, since that could leave a log without a file.
+        // Dropping the sleep loses nothing. A rotation is never dropped, since that could leave a log without
+        // a file.
         tokio::select! {
             () = stop.cancelled() => return,
             () = quintlet_kit::timers::pause(settings.container_log_monitor_interval) => {}
@@ -218,8 +221,8 @@ async fn check_logs(
         .await;
 }
 
-/// Returns the logs that are too large or have no readable size. All sizes are read in one blocking task, so that logs at rest cost one
-/// wake-up together. A log whose file system hangs is left out.
+/// Returns the logs that are too large or have no readable size. All sizes are read in one blocking task, so
+/// that logs at rest cost one wake-up together. A log whose file system hangs is left out.
 async fn due(max_size: i64, stalls: &Stalls, logs: &[Log]) -> Vec<Log> {
     let logs = logs.to_vec();
     let read = move |pass: &Pass| {
@@ -243,7 +246,8 @@ async fn check_log(
     let size = match on_files(stalls, log, rotate::size).await {
         Ok(size) => i64::try_from(size).unwrap_or(i64::MAX),
         Err(RotateError::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-            // The log was removed, or an earlier rotation was interrupted between the rename and the new file.
+            // The log was removed, or an earlier rotation was interrupted between the rename and the new
+            // file.
             return runtime.reopen(&log.id).await.map_err(RotateError::Reopen);
         }
         Err(e) => return Err(e),
@@ -262,7 +266,8 @@ async fn check_log(
     match runtime.reopen(&log.id).await {
         Ok(()) => Ok(()),
         Err(error) => {
-            // If the outcome is unknown, the runtime may have created the new file, which must not be replaced by the old one.
+            // If the outcome is unknown, the runtime may have created the new file, which must not be
+            // replaced by the old one.
             if error.is_refused_by_runtime() {
                 let put_back = move |dir: &Dir, path: &Path| match dir.stat(path) {
                     Err(e) if e.kind() == std::io::ErrorKind::NotFound => dir.rename(&rotated_path, path),

@@ -14,8 +14,8 @@ pub(crate) struct Link {
     pub(crate) target: PathBuf,
 }
 
-/// Removes broken links into `pod_logs_dir`, except those with these names. Other links are not ours. `exists` returns whether a log
-/// exists, or `None` if that is not known.
+/// Removes broken links into `pod_logs_dir`, except those with these names. Other links are not ours.
+/// `exists` returns whether a log exists, or `None` if that is not known.
 pub(crate) fn remove_broken(
     dir: &Path,
     pod_logs_dir: &Path,

@@ -17,7 +17,8 @@ const GZ: &str = ".gz";
 /// Suffix of a file while it is being compressed.
 const TMP: &str = ".tmp";
 
-/// Returns the name of a log that is rotated at `now`, in local time (pkg/kubelet/logs/container_log_manager.go).
+/// Returns the name of a log that is rotated at `now`, in local time
+/// (pkg/kubelet/logs/container_log_manager.go).
 #[must_use]
 pub(crate) fn rotated(log: &Path, now: jiff::Timestamp) -> PathBuf {
     let local = now.to_zoned(jiff::tz::TimeZone::system());
@@ -88,8 +89,8 @@ fn siblings(dir: &Dir, log: &Path) -> io::Result<BTreeSet<String>> {
     Ok(out)
 }
 
-/// Deletes and compresses rotated files of a log, so that `keep` are left before the next rotation. After an error the rest is
-/// done at the next rotation.
+/// Deletes and compresses rotated files of a log, so that `keep` are left before the next rotation. After an
+/// error the rest is done at the next rotation.
 pub(crate) fn make_room(dir: &Dir, log: &Path, keep: usize) -> io::Result<()> {
     let parent = log.parent().unwrap_or(Path::new("."));
     let plan = plan(&siblings(dir, log)?, keep);

@@ -1,7 +1,8 @@
-//! Finds log directories of pods that are gone, and links to logs that are gone (`pkg/kubelet/kuberuntime: evictPodLogsDirectories`).
+//! Finds log directories of pods that are gone, and links to logs that are gone
+//! (`pkg/kubelet/kuberuntime: evictPodLogsDirectories`).
 //!
-//! Each function lists first and asks about each entry afterwards. A pod that is admitted during the list is known by then, so that
-//! its logs stay.
+//! Each function lists first and asks about each entry afterwards. A pod that is admitted during the list is
+//! known by then, so that its logs stay.
 
 use std::fs;
 use std::io;
@@ -31,8 +32,8 @@ pub fn dead_directories(
     }
 }
 
-/// Returns the links in `dir` to logs that are gone, except those of containers that run. A log is absent for a moment while it is
-/// rotated. Blocks.
+/// Returns the links in `dir` to logs that are gone, except those of containers that run. A log is absent for
+/// a moment while it is rotated. Blocks.
 #[must_use]
 pub fn dangling_links(dir: &Path, is_running: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();

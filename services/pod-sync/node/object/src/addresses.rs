@@ -1,5 +1,5 @@
-//! The addresses of the node. They are looked up periodically, since they may appear after pod-sync starts and may change
-//! (pkg/kubelet/nodestatus: NodeAddress).
+//! The addresses of the node. They are looked up periodically, since they may appear after pod-sync starts
+//! and may change (pkg/kubelet/nodestatus: NodeAddress).
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -13,7 +13,8 @@ use tokio_util::sync::CancellationToken;
 const PERIOD: Duration = Duration::from_secs(10);
 /// Interval between lookups while the node has no address.
 const RETRY: Duration = Duration::from_secs(1);
-/// Limit of a lookup of the node's name, so that a resolver that hangs does not leave the node without an address.
+/// Limit of a lookup of the node's name, so that a resolver that hangs does not leave the node without an
+/// address.
 const LOOKUP: Duration = Duration::from_secs(2);
 /// The same for the first lookup, which delays the first report of the Node.
 const FIRST_LOOKUP: Duration = Duration::from_millis(250);
@@ -80,7 +81,8 @@ fn default_v4(text: &str) -> Option<String> {
     })
 }
 
-/// Returns the interface of the default route in `/proc/net/ipv6_route`, where the kernel lists unreachable routes on `lo`.
+/// Returns the interface of the default route in `/proc/net/ipv6_route`, where the kernel lists unreachable
+/// routes on `lo`.
 fn default_v6(text: &str) -> Option<String> {
     text.lines().find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -133,7 +135,8 @@ pub fn check_addresses(given: &[IpAddr]) -> Result<(), AddressesError> {
     }
 }
 
-/// Returns the node's addresses: the configured ones, else the address of its name, else that of the default route.
+/// Returns the node's addresses: the configured ones, else the address of its name, else that of the default
+/// route.
 ///
 /// A configured unspecified address only selects the preferred family.
 ///

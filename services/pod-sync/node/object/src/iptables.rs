@@ -1,4 +1,5 @@
-//! Chains of iptables that a kubelet makes for other components (`pkg/kubelet: initNetworkUtil`, `pkg/util/iptables: Monitor`).
+//! Chains of iptables that a kubelet makes for other components (`pkg/kubelet: initNetworkUtil`,
+//! `pkg/util/iptables: Monitor`).
 //!
 //! - KUBE-IPTABLES-HINT shows which variant of iptables the node uses.
 //! - KUBE-FIREWALL drops packets to 127.0.0.0/8 from elsewhere. kube-proxy has the same rule.
@@ -109,12 +110,14 @@ impl Iptables for SystemIptables {
     }
 }
 
-/// Makes the chains, and makes them again after a flush, until `stop`. The chains stay. Ends at once on a node without iptables.
+/// Makes the chains, and makes them again after a flush, until `stop`. The chains stay. Ends at once on a
+/// node without iptables.
 pub async fn keep_chains(iptables: Arc<dyn Iptables>, stop: CancellationToken) {
     let mut families = Vec::new();
     for family in [IpFamily::V4, IpFamily::V6] {
         let tables = Arc::clone(&iptables);
-        // A small chain: one of CNI plugins may have more rules than a command may print. A lock is no reason to give up.
+        // A small chain: one of CNI plugins may have more rules than a command may print. A lock is no reason
+        // to give up.
         let has_family = blocking(move || has_chain(&*tables, family, MANGLE, "PREROUTING")).await;
         let is_busy =
             |error: io::Error| matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::TimedOut);
@@ -155,7 +158,8 @@ pub async fn keep_chains(iptables: Arc<dyn Iptables>, stop: CancellationToken) {
     }
 }
 
-/// Returns whether all rules were flushed. Waits until the flush has reached all tables, five seconds at most.
+/// Returns whether all rules were flushed. Waits until the flush has reached all tables, five seconds at
+/// most.
 async fn was_flushed(iptables: &Arc<dyn Iptables>, family: IpFamily) -> bool {
     let tables = Arc::clone(iptables);
     // A canary that cannot be checked, since the lock of iptables is taken, counts as existing.

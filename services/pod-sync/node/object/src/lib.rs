@@ -1,19 +1,21 @@
 //! The node as pod-sync reports it: addresses, resources, runtime state, the Node object.
 //!
 //! Futures that the caller spawns, each until its `stop`:
-//! - [`poll_runtime`] asks the runtime for its Status and publishes [`RuntimeState`](pod_sync_layout::RuntimeState) on a `watch` channel.
+//! - [`poll_runtime`] asks the runtime for its Status and publishes
+//!   [`RuntimeState`](pod_sync_layout::RuntimeState) on a `watch` channel.
 //! - [`NodeCgroups::keep`] writes the limits of the node's cgroups again.
 //! - [`ProcessCgroups::keep`] moves processes into the cgroups of the configuration.
 //! - [`poll_images`] lists images for `Node.status.images`.
-//! - [`follow_addresses`] keeps the node's addresses up to date, in [`NodeIps`](pod_sync_layout::NodeIps) and on a
-//!   `watch` channel.
+//! - [`follow_addresses`] keeps the node's addresses up to date, in [`NodeIps`](pod_sync_layout::NodeIps) and
+//!   on a `watch` channel.
 //! - [`follow_pod_cidrs`] and [`set_pod_cidrs`] send the pod CIDRs to the runtime.
 //! - [`keep_chains`] makes chains of iptables for other components.
 //! - [`report_node`] reads these channels ([`NodeChannels`]) and reports the Node to status-reporter.
 //!
 //! [`decide_name`] decides whether another machine uses the name of the node.
 //!
-//! The rest are functions of [`NodeSettings`](pod_sync_layout::NodeSettings) and of files below `/proc` and `/sys`.
+//! The rest are functions of [`NodeSettings`](pod_sync_layout::NodeSettings) and of files below `/proc` and
+//! `/sys`.
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]

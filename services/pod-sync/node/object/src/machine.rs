@@ -31,7 +31,8 @@ pub(crate) fn machine_id(root: &Path) -> String {
     first_of(root, &["etc/machine-id", "var/lib/dbus/machine-id"])
 }
 
-/// Returns the bytes of huge pages by resource name, for each size that the kernel supports. The amount may be 0.
+/// Returns the bytes of huge pages by resource name, for each size that the kernel supports. The amount may
+/// be 0.
 #[must_use]
 pub fn huge_pages(dir: &Path, sizes: &[u64]) -> BTreeMap<String, i64> {
     let pages = |size: &u64| {

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use quintlet_kit::error_chain;
 
-/// Kernel tunables below `/proc/sys`, and the values that pods rely on (`k8s.io/component-helpers/node/util/sysctl`).
+/// Kernel tunables below `/proc/sys`, and the values that pods rely on
+/// (`k8s.io/component-helpers/node/util/sysctl`).
 const TUNABLES: [(&str, i64); 6] = [
     // Memory may be overcommitted: the limits of pods decide.
     ("vm/overcommit_memory", 1),
@@ -32,7 +33,8 @@ pub struct MachineRules {
     pub protect_kernel_defaults: bool,
     /// Wrong kernel tunables are set.
     pub set_kernel_tunables: bool,
-    /// The feature gate KubeletInUserNamespace is on: in a user namespace, a kernel tunable that cannot be set is no error.
+    /// The feature gate KubeletInUserNamespace is on: in a user namespace, a kernel tunable that cannot be
+    /// set is no error.
     pub tolerates_user_namespace: bool,
 }
 
@@ -100,7 +102,8 @@ pub struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// Checks the machine, and sets kernel tunables if the rules say so. Returns the warnings for events of the Node.
+    /// Checks the machine, and sets kernel tunables if the rules say so. Returns the warnings for events of
+    /// the Node.
     ///
     /// # Errors
     /// The machine does not fulfil a rule.
@@ -128,7 +131,8 @@ impl Machine<'_> {
         if wrong.is_empty() { Ok(warnings) } else { Err(MachineError::Tunables { wrong }) }
     }
 
-    /// Returns whether this process runs in a user namespace: its IDs are not those of the machine (`github.com/moby/sys/userns`).
+    /// Returns whether this process runs in a user namespace: its IDs are not those of the machine
+    /// (`github.com/moby/sys/userns`).
     fn is_in_user_namespace(&self) -> bool {
         let map = std::fs::read_to_string(self.root.join("proc/self/uid_map")).unwrap_or_default();
         let ids: Vec<&str> = map.split_whitespace().collect();
@@ -178,8 +182,8 @@ impl Machine<'_> {
     }
 }
 
-/// Returns whether this process may mount a tmpfs whose content is not swapped to disk: since Linux 6.4, outside of user
-/// namespaces.
+/// Returns whether this process may mount a tmpfs whose content is not swapped to disk: since Linux 6.4,
+/// outside of user namespaces.
 #[must_use]
 pub fn has_tmpfs_noswap() -> bool {
     use std::os::fd::AsFd as _;

@@ -17,7 +17,8 @@ use crate::reservations::EnforcedReservation;
 use crate::resources::online_cpus;
 use pod_sync_layout::RuntimeState;
 
-/// Interval of writes. Another process, such as systemd when it reloads its units, may have changed the limits.
+/// Interval of writes. Another process, such as systemd when it reloads its units, may have changed the
+/// limits.
 const PERIOD: Duration = Duration::from_secs(60);
 
 const ENFORCED: &str = "NodeAllocatableEnforced";
@@ -64,7 +65,8 @@ impl NodeCgroups {
     /// Creates `kubepods` and the QoS cgroups, and writes all limits. The cgroup driver must be known.
     ///
     /// # Errors
-    /// The cgroup of a reservation cannot be limited. If kubepods cannot, an event says so, and [`NodeCgroups::keep`] tries again.
+    /// The cgroup of a reservation cannot be limited. If kubepods cannot, an event says so, and
+    /// [`NodeCgroups::keep`] tries again.
     pub(crate) async fn set_up(&self) -> Result<(), EnforcementError> {
         self.limit_kubepods().await;
         self.limit_reservations().await?;
@@ -229,7 +231,8 @@ mod tests {
         }
     }
 
-    /// Lets time pass until `is_true`. The clock is virtual: limits are written by a thread, which a paused clock does not wait for.
+    /// Lets time pass until `is_true`. The clock is virtual: limits are written by a thread, which a paused
+    /// clock does not wait for.
     async fn until(what: &str, is_true: impl Fn() -> bool) {
         for _ in 0..1000 {
             if is_true() {

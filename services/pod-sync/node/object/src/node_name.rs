@@ -1,6 +1,7 @@
 //! Decides whether an agent on another machine uses the name of this node: plain functions.
 //!
-//! A kubelet starts whatever the Node is, and two agents of one name overwrite each other's statuses and run each pod twice.
+//! A kubelet starts whatever the Node is, and two agents of one name overwrite each other's statuses and run
+//! each pod twice.
 
 use std::path::Path;
 use std::time::Duration;
@@ -36,8 +37,9 @@ impl MachineIds {
         }
     }
 
-    /// Returns whether `other` is certainly another machine. A reboot, a change of hardware or another installation changes some IDs of
-    /// a machine, and an image has the ID of its installation, so all IDs must be known and must differ.
+    /// Returns whether `other` is certainly another machine. A reboot, a change of hardware or another
+    /// installation changes some IDs of a machine, and an image has the ID of its installation, so all IDs
+    /// must be known and must differ.
     fn is_other_than(&self, other: &Self) -> bool {
         let pairs =
             [(&self.machine, &other.machine), (&self.system, &other.system), (&self.boot, &other.boot)];
@@ -79,8 +81,9 @@ pub struct SeenRenewal {
 pub enum NameDecision {
     /// No agent on another machine is alive under this name.
     Free,
-    /// The Node is that of another machine, whose agent was alive at this renewal. It may have ended since. Node and Lease are read
-    /// again: a later renewal shows that the agent runs, and a Lease that expires shows that it does not.
+    /// The Node is that of another machine, whose agent was alive at this renewal. It may have ended since.
+    /// Node and Lease are read again: a later renewal shows that the agent runs, and a Lease that expires
+    /// shows that it does not.
     Doubtful(Timestamp),
     /// The agent of the other machine has renewed the Lease while this machine waited.
     Taken(Box<NodeNameTaken>),

@@ -18,7 +18,8 @@ use pod_sync_layout::RuntimeState;
 
 /// Label of a Node on a machine that has a kubelet, too. It keeps the chart's DaemonSets off that Node.
 const BESIDE_KUBELET: &str = "quintlet.dev/beside-kubelet";
-/// Annotation of the Node with the version of Quintlet. It is no label, since a kubelet that takes over the Node keeps labels.
+/// Annotation of the Node with the version of Quintlet. It is no label, since a kubelet that takes over the
+/// Node keeps labels.
 const VERSION: &str = "quintlet.dev/version";
 /// Labels that are restored when others change them. All other labels are only set when the Node is created.
 const MANAGED_LABELS: [&str; 3] = ["kubernetes.io/os", "kubernetes.io/arch", BESIDE_KUBELET];

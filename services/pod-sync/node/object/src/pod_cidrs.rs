@@ -38,7 +38,8 @@ pub async fn follow_pod_cidrs(
     }
 }
 
-/// Sends the configured CIDR of a node without an API server to the runtime. Retries until it succeeds or until `stop`.
+/// Sends the configured CIDR of a node without an API server to the runtime. Retries until it succeeds or
+/// until `stop`.
 pub async fn set_pod_cidrs(cidr: String, runtime: Runtime, stop: CancellationToken) {
     while !send(&runtime, &cidr).await {
         // Each branch only waits.

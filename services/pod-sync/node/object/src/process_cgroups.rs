@@ -1,4 +1,5 @@
-//! Keeps processes in the cgroups of `kubeletCgroups` and `systemCgroups` (`pkg/kubelet/cm: systemContainers`).
+//! Keeps processes in the cgroups of `kubeletCgroups` and `systemCgroups`
+//! (`pkg/kubelet/cm: systemContainers`).
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -33,8 +34,9 @@ pub struct ProcessCgroups {
 }
 
 impl ProcessCgroups {
-    /// Returns the cgroup `own` of the services (`kubeletCgroups`) and the cgroup `system` of the processes in the root cgroup
-    /// (`systemCgroups`). `None` if both are empty. The services are found by their sockets in `paths`.
+    /// Returns the cgroup `own` of the services (`kubeletCgroups`) and the cgroup `system` of the processes
+    /// in the root cgroup (`systemCgroups`). `None` if both are empty. The services are found by their
+    /// sockets in `paths`.
     #[must_use]
     pub fn new(cgroups: &Cgroups, own: &str, system: &str, paths: Paths) -> Option<Self> {
         let is_set = !own.is_empty() || !system.is_empty();
@@ -79,8 +81,8 @@ impl ProcessCgroups {
     }
 }
 
-/// Returns the processes of the other services that run: those that listen on the sockets. A process in a PID namespace that is not
-/// visible here has no ID, and PID 1 is a supervisor that listens for a service.
+/// Returns the processes of the other services that run: those that listen on the sockets. A process in a PID
+/// namespace that is not visible here has no ID, and PID 1 is a supervisor that listens for a service.
 async fn service_processes(paths: &Paths) -> BTreeSet<u32> {
     let mut sockets = vec![paths.cri(CriSocket::Sync), paths.pleg(), paths.status(), paths.node_api()];
     sockets.extend(

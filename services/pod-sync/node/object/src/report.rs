@@ -25,8 +25,8 @@ use pod_sync_layout::RuntimeState;
 const REPORT_PERIOD: Duration = Duration::from_secs(10);
 /// Interval between reports while the node is not ready, since any of the reasons may end at any time.
 const NOT_READY_PERIOD: Duration = Duration::from_millis(500);
-/// Longest wait for the files of the machine and the size of its disk. A disk may not answer, and the reports keep the Node Ready: this
-/// wait and [`REPORT_PERIOD`] are less than the 30 s of status-reporter.
+/// Longest wait for the files of the machine and the size of its disk. A disk may not answer, and the reports
+/// keep the Node Ready: this wait and [`REPORT_PERIOD`] are less than the 30 s of status-reporter.
 const READ: Duration = Duration::from_secs(10);
 /// Reason against Ready while the machine shuts down (pkg/kubelet/nodeshutdown).
 const SHUTTING_DOWN: &str = "node is shutting down";
@@ -62,7 +62,8 @@ impl<R: Fn(&RuntimeState) -> Node + Send + Sync + 'static> Machine<R> {
         Self { read: Arc::new(read), reading: None, hangs: false, last: None }
     }
 
-    /// Returns the Node. While the machine does not answer, that is the last one that was read; `None` if there is none.
+    /// Returns the Node. While the machine does not answer, that is the last one that was read; `None` if
+    /// there is none.
     async fn node(&mut self, state: &RuntimeState) -> Option<Node> {
         let reading = self.reading.get_or_insert_with(|| {
             let (read, state) = (Arc::clone(&self.read), state.clone());
@@ -147,7 +148,8 @@ pub async fn report_node(
     }
 }
 
-/// Adds the extended resources of device plugins (`pkg/kubelet/nodestatus: MachineInfo`). status-reporter keeps the resources of others.
+/// Adds the extended resources of device plugins (`pkg/kubelet/nodestatus: MachineInfo`). status-reporter
+/// keeps the resources of others.
 fn set_extended_resources(node: &mut NodeStatus, resources: &ExtendedResources) {
     for (name, count) in resources {
         let quantity = |count: usize| Quantity(count.to_string());

@@ -56,7 +56,8 @@ pub struct EnforcedReservation {
 }
 
 impl Reservations {
-    /// Parses the reservations. `cpus` replaces the CPU amounts of both; `online` are the CPUs of the machine.
+    /// Parses the reservations. `cpus` replaces the CPU amounts of both; `online` are the CPUs of the
+    /// machine.
     ///
     /// # Errors
     /// A resource cannot be reserved, an amount is malformed, or a CPU is not online.
@@ -85,8 +86,8 @@ impl Reservations {
         total
     }
 
-    /// Returns the cgroups to limit. `enforce` is `enforceNodeAllocatable`. With `protects_memory`, the feature gate MemoryQoS, the
-    /// reserved memory is protected as well.
+    /// Returns the cgroups to limit. `enforce` is `enforceNodeAllocatable`. With `protects_memory`, the
+    /// feature gate MemoryQoS, the reserved memory is protected as well.
     #[must_use]
     pub fn enforced(
         &self,

@@ -39,8 +39,8 @@ fn huge_pages(settings: &NodeSettings) -> BTreeMap<String, i64> {
     machine::huge_pages(Path::new("/sys/kernel/mm/hugepages"), &settings.hugepage_sizes)
 }
 
-/// Returns the allocatable resources: the capacity without reservations and hard eviction thresholds, and memory without huge
-/// pages (pkg/kubelet/cm: GetNodeAllocatableReservation).
+/// Returns the allocatable resources: the capacity without reservations and hard eviction thresholds, and
+/// memory without huge pages (pkg/kubelet/cm: GetNodeAllocatableReservation).
 #[must_use]
 pub fn allocatable(settings: &NodeSettings) -> BTreeMap<String, Quantity> {
     let mut left = capacity(settings);
@@ -59,7 +59,8 @@ pub fn allocatable(settings: &NodeSettings) -> BTreeMap<String, Quantity> {
     left
 }
 
-/// Returns the limits of all pods together: the resources of the machine, without reservations if they are enforced.
+/// Returns the limits of all pods together: the resources of the machine, without reservations if they are
+/// enforced.
 #[must_use]
 pub fn pod_limits(settings: &NodeSettings) -> KubepodsLimits {
     let reserved = |name: &str| {
@@ -75,7 +76,8 @@ pub fn pod_limits(settings: &NodeSettings) -> KubepodsLimits {
     }
 }
 
-/// Returns the online CPUs of the machine. Those of this process may be fewer: its cgroup may have a quota or a CPU set.
+/// Returns the online CPUs of the machine. Those of this process may be fewer: its cgroup may have a quota or
+/// a CPU set.
 #[must_use]
 pub fn online_cpus() -> CpuList {
     let online = std::fs::read_to_string("/sys/devices/system/cpu/online");

@@ -23,7 +23,8 @@ const DOWN_AFTER: Duration = Duration::from_secs(30);
 /// (pkg/kubelet/kubelet.go: fastStatusUpdateOnce).
 const FAST_START: Duration = Duration::from_secs(120);
 
-/// Polls the runtime's Status until `stop`, and sets up the cgroups of the node before the first Status is published.
+/// Polls the runtime's Status until `stop`, and sets up the cgroups of the node before the first Status is
+/// published.
 ///
 /// # Errors
 /// The configuration asks for limits of a cgroup that cannot be limited. No Status is published then.
@@ -77,7 +78,8 @@ pub async fn poll_runtime(
                     *old = new;
                     changed
                 });
-                // A node rollout waits for the first Ready, and the network plugin often starts after the node.
+                // A node rollout waits for the first Ready, and the network plugin often starts after the
+                // node.
                 if was_ready || clock.boot().saturating_sub(started) > FAST_START {
                     STATUS_PERIOD
                 } else {

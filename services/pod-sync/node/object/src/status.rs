@@ -19,7 +19,8 @@ const PERIOD: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_secs(1);
 /// Names reported per image (pkg/kubelet/nodestatus: MaxNamesPerImageInNodeStatus).
 const MAX_NAMES: usize = 5;
-/// Declared features of the node, sorted as the API server requires (component-helpers/nodedeclaredfeatures/features).
+/// Declared features of the node, sorted as the API server requires
+/// (component-helpers/nodedeclaredfeatures/features).
 const DECLARED: [&str; 6] = [
     EXTEND_WEB_SOCKETS,
     "InPlacePodLevelResourcesVerticalScaling",
@@ -78,7 +79,8 @@ fn largest(mut images: Vec<Image>, most: Option<usize>) -> Vec<ContainerImage> {
         .collect()
 }
 
-/// Sets the fields that come from the runtime. A field that the runtime has not reported keeps its value in the API server.
+/// Sets the fields that come from the runtime. A field that the runtime has not reported keeps its value in
+/// the API server.
 pub(crate) fn set_runtime_status(
     status: &mut NodeStatus,
     runtime: &RuntimeState,

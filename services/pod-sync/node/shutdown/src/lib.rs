@@ -1,8 +1,9 @@
 //! Graceful node shutdown: terminates pods before the machine shuts down (pkg/kubelet/nodeshutdown).
 //!
-//! [`run`] is a future that the caller spawns. It holds a delay inhibitor of logind, so that a shutdown waits for it. On a shutdown it
-//! publishes `true` on a `watch` channel, terminates the pods group by group, and releases the inhibitor. When a shutdown is
-//! cancelled, groups that have not begun to terminate are kept, and the inhibitor is taken again.
+//! [`run`] is a future that the caller spawns. It holds a delay inhibitor of logind, so that a shutdown waits
+//! for it. On a shutdown it publishes `true` on a `watch` channel, terminates the pods group by group, and
+//! releases the inhibitor. When a shutdown is cancelled, groups that have not begun to terminate are kept,
+//! and the inhibitor is taken again.
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -78,8 +79,8 @@ async fn kill_groups<P: Pods>(pods: &P, groups: Vec<ShutdownGroup<P::Pod>>) {
     }
 }
 
-/// Delays shutdowns of the machine and terminates pods before them, until `stop`. Publishes on `shutting_down` whether the machine is
-/// shutting down.
+/// Delays shutdowns of the machine and terminates pods before them, until `stop`. Publishes on
+/// `shutting_down` whether the machine is shutting down.
 pub async fn run<P: Pods>(
     pods: P,
     node: ShutdownContext,

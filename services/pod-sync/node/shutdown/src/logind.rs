@@ -45,7 +45,8 @@ pub trait Session: Send + Sync {
     /// Returns whether a shutdown is in progress.
     async fn is_preparing(&self) -> Result<bool, LoginError>;
 
-    /// Waits until a shutdown starts (`true`) or is cancelled (`false`). Returns `None` if the connection breaks. Cancel safe.
+    /// Waits until a shutdown starts (`true`) or is cancelled (`false`). Returns `None` if the connection
+    /// breaks. Cancel safe.
     async fn prepare_for_shutdown(&mut self) -> Option<bool>;
 }
 

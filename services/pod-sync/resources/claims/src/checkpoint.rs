@@ -1,5 +1,5 @@
-//! The kubelet's checkpoint of claims (`pkg/kubelet/cm/dra/state`): JSON with a text of JSON and its CRC-32. Files of earlier kubelets,
-//! without some of the fields, can be read, too.
+//! The kubelet's checkpoint of claims (`pkg/kubelet/cm/dra/state`): JSON with a text of JSON and its CRC-32.
+//! Files of earlier kubelets, without some of the fields, can be read, too.
 
 use std::collections::BTreeMap;
 

@@ -169,8 +169,8 @@ impl HealthReports {
     }
 }
 
-/// Refuses a link, whose owner could change its target, and anything that is not a socket. A plugin may register before it listens.
-/// Blocks.
+/// Refuses a link, whose owner could change its target, and anything that is not a socket. A plugin may
+/// register before it listens. Blocks.
 pub(crate) fn check_endpoint(path: &Path) -> Result<(), String> {
     let refused = |reason: &str| Err(format!("{} {reason}", path.display()));
     match std::fs::symlink_metadata(path) {

@@ -22,8 +22,8 @@ impl DriverMethod {
     }
 }
 
-/// Reason why the claims of a pod cannot be prepared or unprepared. The texts are the kubelet's, since they become the message of an
-/// event (`pkg/kubelet/cm/dra`, `k8s.io/dynamic-resource-allocation/resourceclaim`).
+/// Reason why the claims of a pod cannot be prepared or unprepared. The texts are the kubelet's, since they
+/// become the message of an event (`pkg/kubelet/cm/dra`, `k8s.io/dynamic-resource-allocation/resourceclaim`).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
     /// The controller has not created the claim of a template.
@@ -86,7 +86,8 @@ pub enum ClaimError {
         /// UID of the earlier claim.
         uid: String,
     },
-    /// The claim has other devices than those that are prepared. The kubelet would start the pod with the earlier ones.
+    /// The claim has other devices than those that are prepared. The kubelet would start the pod with the
+    /// earlier ones.
     #[error("ResourceClaim {0} was allocated again while its earlier devices are prepared for another pod")]
     Reallocated(String),
     /// An operation for another pod takes too long.

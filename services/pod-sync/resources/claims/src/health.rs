@@ -8,7 +8,8 @@ use quintlet_plugin_api::dra_health::v1 as api;
 
 use crate::inventory::PreparedDevice;
 
-/// Time after which the health of a device is unknown, unless the driver sets another one (`DefaultHealthTimeout`).
+/// Time after which the health of a device is unknown, unless the driver sets another one
+/// (`DefaultHealthTimeout`).
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest message in a status, in bytes (`ResourceHealthMessageMaxLength`).
 const LONGEST_MESSAGE: usize = 1024;
@@ -69,8 +70,8 @@ pub struct PluginHealth {
 }
 
 impl PluginHealth {
-    /// Takes over a report. Returns the devices whose health, message or timeout changed. Devices that are not in the report keep their
-    /// health until its timeout.
+    /// Takes over a report. Returns the devices whose health, message or timeout changed. Devices that are
+    /// not in the report keep their health until its timeout.
     pub fn update(&mut self, report: Vec<api::DeviceHealth>, now: Duration) -> BTreeSet<DeviceName> {
         let mut changed = self.expire(now);
         for device in report.into_iter().take(MOST_DEVICES) {

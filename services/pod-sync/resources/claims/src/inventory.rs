@@ -1,4 +1,5 @@
-//! The claims on this node, and which pods use them. Decides which calls precede the start of a pod and follow its end. No I/O.
+//! The claims on this node, and which pods use them. Decides which calls precede the start of a pod and
+//! follow its end. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -57,8 +58,8 @@ impl ClaimRecord {
 /// The state of a claim between two operations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ClaimPhase {
-    /// From the checkpoint, or after a failed operation: its drivers may have prepared it, and are called before the next start of a
-    /// pod.
+    /// From the checkpoint, or after a failed operation: its drivers may have prepared it, and are called
+    /// before the next start of a pod.
     Uncertain,
     /// All drivers have prepared these devices.
     Prepared(BTreeSet<AllocatedDevice>),
@@ -100,7 +101,8 @@ pub type Batches = BTreeMap<String, Vec<ClaimCall>>;
 pub enum OperationStart {
     /// An operation on this claim is in progress, and no other one has begun.
     Busy(ClaimKey),
-    /// The calls to make. The claims in them are busy until the operation is finished. The record must be on disk before the calls.
+    /// The calls to make. The claims in them are busy until the operation is finished. The record must be on
+    /// disk before the calls.
     Begun(Batches),
 }
 
@@ -160,7 +162,8 @@ impl ClaimInventory {
         self.claims.values().flat_map(|claim| claim.record.pods.iter().cloned()).collect()
     }
 
-    /// Begins to prepare the claims of a pod, all or none. Claims that are prepared already are recorded for the pod, without a call.
+    /// Begins to prepare the claims of a pod, all or none. Claims that are prepared already are recorded for
+    /// the pod, without a call.
     ///
     /// # Errors
     /// A claim cannot be prepared while an earlier one, or its earlier devices, are. Nothing has begun.
@@ -215,7 +218,8 @@ impl ClaimInventory {
         }
     }
 
-    /// Ends [`ClaimInventory::begin_prepare`]. After a failure the pod stays recorded: a driver may have prepared its part.
+    /// Ends [`ClaimInventory::begin_prepare`]. After a failure the pod stays recorded: a driver may have
+    /// prepared its part.
     pub fn finish_prepare(&mut self, claims: &[AllocatedClaim], is_prepared: bool) {
         for claim in claims {
             if let Some(tracked) = self.claims.get_mut(&claim.key)
@@ -229,8 +233,8 @@ impl ClaimInventory {
         }
     }
 
-    /// Begins to unprepare the claims of a pod whose containers have ended. Claims that other pods use are released without a call.
-    /// The record has the claims of the pod, whatever its object says.
+    /// Begins to unprepare the claims of a pod whose containers have ended. Claims that other pods use are
+    /// released without a call. The record has the claims of the pod, whatever its object says.
     #[must_use]
     pub fn begin_unprepare(&mut self, pod: &str) -> OperationStart {
         let mut held = self.claims.iter().filter(|(_, claim)| claim.record.pods.contains(pod));
@@ -255,8 +259,8 @@ impl ClaimInventory {
         OperationStart::Begun(batches)
     }
 
-    /// Ends [`ClaimInventory::begin_unprepare`]. Claims that all their drivers have unprepared are removed. The others stay recorded for
-    /// the pod, and are prepared again before another pod starts with them.
+    /// Ends [`ClaimInventory::begin_unprepare`]. Claims that all their drivers have unprepared are removed.
+    /// The others stay recorded for the pod, and are prepared again before another pod starts with them.
     pub fn finish_unprepare(&mut self, pod: &str, failed: &BTreeSet<ClaimKey>) {
         self.claims.retain(|key, claim| {
             let is_of_pod = claim.phase == ClaimPhase::Busy && claim.record.pods.contains(pod);
@@ -303,7 +307,8 @@ impl ClaimInventory {
         claims.flat_map(|claim| claim.record.pods.iter().cloned()).collect()
     }
 
-    /// Returns the number of prepared claims by driver, and of all as [`ANY_DRIVER`]. Those of the checkpoint count if they have devices.
+    /// Returns the number of prepared claims by driver, and of all as [`ANY_DRIVER`]. Those of the checkpoint
+    /// count if they have devices.
     #[must_use]
     pub fn in_use(&self) -> BTreeMap<String, i64> {
         let mut counts = BTreeMap::from([(ANY_DRIVER.to_owned(), 0_i64)]);

@@ -1,14 +1,16 @@
 //! Claims of dynamic resource allocation (`pkg/kubelet/cm/dra`).
 //!
-//! [`Claims`] is the handle. The worker of a pod calls [`Claims::prepare`] before the sandbox, [`Claims::cdi_devices`] for each
-//! container, and [`Claims::unprepare`] after the containers have ended. Each operation is a task, so that a worker that goes away
-//! cannot cut it in half. A claim has one operation at a time. Calls of a driver have a deadline, and one driver does not wait for another one.
+//! [`Claims`] is the handle. The worker of a pod calls [`Claims::prepare`] before the sandbox,
+//! [`Claims::cdi_devices`] for each container, and [`Claims::unprepare`] after the containers have ended.
+//! Each operation is a task, so that a worker that goes away cannot cut it in half. A claim has one operation
+//! at a time. Calls of a driver have a deadline, and one driver does not wait for another one.
 //!
-//! Each registered plugin has a task that watches its connection, and one that follows the health of its devices.
-//! [`Claims::wipe_slices`] removes the ResourceSlices of drivers that stay away.
+//! Each registered plugin has a task that watches its connection, and one that follows the health of its
+//! devices. [`Claims::wipe_slices`] removes the ResourceSlices of drivers that stay away.
 //!
-//! Plain functions: [`requests`] has the claims that a pod and its containers need, [`ClaimInventory`] decides on the calls,
-//! [`checkpoint`] is the kubelet's file, [`PluginList`] selects the plugin of a driver, [`health`] is the health of devices.
+//! Plain functions: [`requests`] has the claims that a pod and its containers need, [`ClaimInventory`]
+//! decides on the calls, [`checkpoint`] is the kubelet's file, [`PluginList`] selects the plugin of a driver,
+//! [`health`] is the health of devices.
 
 // A value of a pod, a driver or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]

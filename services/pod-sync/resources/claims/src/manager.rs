@@ -141,7 +141,8 @@ impl ManagerState {
         plugin.map(Arc::clone).ok_or_else(|| ClaimError::NotRegistered(driver.to_owned()))
     }
 
-    /// Returns the health of a device: that which the plugin reports that is called, or else the latest one that reports.
+    /// Returns the health of a device: that which the plugin reports that is called, or else the latest one
+    /// that reports.
     fn health(&self, driver: &str, device: &PreparedDevice, now: Duration) -> (HealthState, Option<String>) {
         let picked = self.plugins.pick(driver).and_then(|number| self.health.get(&number));
         let others = self.registered.values().rev().filter(|plugin| plugin.driver == driver);
@@ -188,13 +189,16 @@ impl Claims {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Prepares the claims of a pod: before its sandbox, and for a pod that runs if [`Claims::holds_all`] is false. The record is on
-    /// disk before the first call and when this returns. Claims that this process has prepared need no call.
+    /// Prepares the claims of a pod: before its sandbox, and for a pod that runs if [`Claims::holds_all`] is
+    /// false. The record is on disk before the first call and when this returns. Claims that this process has
+    /// prepared need no call.
     ///
-    /// Cancellation safety: the operation ends by itself, and the pod stays recorded. Without a record, nothing begins any more.
+    /// Cancellation safety: the operation ends by itself, and the pod stays recorded. Without a record,
+    /// nothing begins any more.
     ///
     /// # Errors
-    /// Returns the kubelet's reason. The pod may be recorded for some claims, and needs [`Claims::unprepare`].
+    /// Returns the kubelet's reason. The pod may be recorded for some claims, and needs
+    /// [`Claims::unprepare`].
     pub async fn prepare(
         &self,
         uid: &PodUid,
@@ -223,8 +227,8 @@ impl Claims {
     /// Cancellation safety: the operation ends by itself.
     ///
     /// # Errors
-    /// Returns the kubelet's reason. The pod is recorded for the claims that a driver still has, and another attempt is needed before the
-    /// pod has ended.
+    /// Returns the kubelet's reason. The pod is recorded for the claims that a driver still has, and another
+    /// attempt is needed before the pod has ended.
     pub async fn unprepare(&self, uid: &PodUid) -> Result<(), ClaimError> {
         {
             let state = self.shared.state.lock();
@@ -256,8 +260,9 @@ impl Claims {
         is_due
     }
 
-    /// Unprepares the claims of those pods of `held` that are not in `known`. `held` is from [`Claims::pods`] and older than `known`, so that
-    /// a pod that has just started is in both or in neither. An error is logged; the next call tries again.
+    /// Unprepares the claims of those pods of `held` that are not in `known`. `held` is from [`Claims::pods`]
+    /// and older than `known`, so that a pod that has just started is in both or in neither. An error is
+    /// logged; the next call tries again.
     pub async fn reconcile(&self, held: &BTreeSet<String>, known: &BTreeSet<String>) {
         for pod in held.difference(known) {
             if let Err(error) = self.shared.unprepare(pod).await {
@@ -276,7 +281,8 @@ impl Claims {
         self.shared.state.lock().inventory.holds_all(uid.as_str(), &keys)
     }
 
-    /// Returns whether a claim is recorded for the pod, so that the pod has not ended before [`Claims::unprepare`].
+    /// Returns whether a claim is recorded for the pod, so that the pod has not ended before
+    /// [`Claims::unprepare`].
     #[must_use]
     pub fn holds_any(&self, uid: &PodUid) -> bool {
         self.shared.state.lock().inventory.holds_any(uid.as_str())
@@ -307,7 +313,8 @@ impl Claims {
         })
     }
 
-    /// Returns the health of the devices of a pod's containers, by container. None if no claim is recorded for the pod.
+    /// Returns the health of the devices of a pod's containers, by container. None if no claim is recorded
+    /// for the pod.
     #[must_use]
     pub fn pod_health(&self, uid: &PodUid, pod: &Pod) -> BTreeMap<String, Vec<ResourceStatus>> {
         if !has_claims(pod) || !self.holds_any(uid) {
@@ -318,8 +325,8 @@ impl Claims {
         containers.map(health).collect()
     }
 
-    /// Returns the claims of a pod with their drivers, such as `gpu (gpu.example.com)`, for explanations. The drivers are known once their
-    /// calls begin.
+    /// Returns the claims of a pod with their drivers, such as `gpu (gpu.example.com)`, for explanations. The
+    /// drivers are known once their calls begin.
     #[must_use]
     pub fn describe(&self, pod: &Pod) -> String {
         let needed = needed_claims(pod).unwrap_or_default();
@@ -338,8 +345,8 @@ impl Claims {
         all.join(", ")
     }
 
-    /// Returns a receiver that is notified when an operation on a claim begins or ends, so that [`Claims::describe`] may have another
-    /// result.
+    /// Returns a receiver that is notified when an operation on a claim begins or ends, so that
+    /// [`Claims::describe`] may have another result.
     #[must_use]
     pub fn operations(&self) -> watch::Receiver<()> {
         self.shared.operations.subscribe()

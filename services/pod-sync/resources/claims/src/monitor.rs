@@ -1,7 +1,7 @@
 //! Watches whether a process listens at the socket of a plugin.
 //!
-//! The monitor holds a connection of its own, which carries no call. Its end shows at once that the plugin has ended. The HTTP/2 preface is
-//! sent, since servers of grpc-go close a connection without it.
+//! The monitor holds a connection of its own, which carries no call. Its end shows at once that the plugin
+//! has ended. The HTTP/2 preface is sent, since servers of grpc-go close a connection without it.
 
 use std::io;
 use std::path::Path;

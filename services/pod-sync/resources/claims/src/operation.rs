@@ -9,7 +9,8 @@ use crate::driver::CallResults;
 use crate::error::{ClaimError, DriverMethod};
 use crate::inventory::{ClaimCall, PreparedDevice};
 
-/// Longest name of a CDI device, of a pool, a device or a request, in bytes. The checkpoint and each container have them.
+/// Longest name of a CDI device, of a pool, a device or a request, in bytes. The checkpoint and each
+/// container have them.
 const LONGEST_NAME: usize = 1024;
 /// Largest number of devices of one driver in a claim. An allocation has at most 32 results.
 const MOST_DEVICES: usize = 1024;

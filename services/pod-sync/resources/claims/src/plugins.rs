@@ -1,4 +1,5 @@
-//! The registered plugins of drivers, which one is called, and when the ResourceSlices of a driver are due for removal. No I/O.
+//! The registered plugins of drivers, which one is called, and when the ResourceSlices of a driver are due
+//! for removal. No I/O.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -85,7 +86,8 @@ pub struct PluginList {
 }
 
 impl PluginList {
-    /// Returns an empty list. The ResourceSlices of a driver are due for removal when it has had no connected plugin for `delay`.
+    /// Returns an empty list. The ResourceSlices of a driver are due for removal when it has had no connected
+    /// plugin for `delay`.
     #[must_use]
     pub fn new(delay: Duration) -> Self {
         Self { drivers: BTreeMap::new(), wipes: BTreeMap::new(), delay, last_number: 0 }

@@ -36,8 +36,8 @@ pub fn has_claims(pod: &Pod) -> bool {
         || extended_claim(pod).is_some()
 }
 
-/// Returns the claims that a pod needs, in the order of its spec, without those that intentionally do not exist
-/// (`resourceclaim.Name`). The claim for its extended resources is the last one.
+/// Returns the claims that a pod needs, in the order of its spec, without those that intentionally do not
+/// exist (`resourceclaim.Name`). The claim for its extended resources is the last one.
 ///
 /// # Errors
 /// A claim has not been created yet, or an entry has no supported field.
@@ -80,11 +80,12 @@ fn extended_claim(pod: &Pod) -> Option<&str> {
     Some(claim.resource_claim_name.as_str())
 }
 
-/// Checks that the pod may use the claim, and returns its devices. Devices with admin access need no other check here: the API server
-/// and the scheduler decide on them.
+/// Checks that the pod may use the claim, and returns its devices. Devices with admin access need no other
+/// check here: the API server and the scheduler decide on them.
 ///
 /// # Errors
-/// Returns the kubelet's reason: the claim belongs to another pod, is not reserved for this one, or has no devices.
+/// Returns the kubelet's reason: the claim belongs to another pod, is not reserved for this one, or has no
+/// devices.
 pub fn allocated_claim(
     pod: &Pod,
     needed: &NeededClaim,
@@ -194,14 +195,16 @@ pub fn container_requests(
     Ok(all)
 }
 
-/// Returns whether a driver of dynamic resource allocation may provide the resource (`IsDRAExtendedResourceName`).
+/// Returns whether a driver of dynamic resource allocation may provide the resource
+/// (`IsDRAExtendedResourceName`).
 fn is_extended(name: &str) -> bool {
     name.starts_with(DEVICE_CLASS)
         || (name.contains('/') && !name.contains(NATIVE) && !name.starts_with(QUOTA))
 }
 
-/// Returns whether a device with this request belongs to the request of a container. A device of a prioritized list may have
-/// `<request>/<subrequest>`, and a container refers to the request. Drivers in Go remove the second part.
+/// Returns whether a device with this request belongs to the request of a container. A device of a
+/// prioritized list may have `<request>/<subrequest>`, and a container refers to the request. Drivers in Go
+/// remove the second part.
 #[must_use]
 pub fn is_request(named: &str, reported: &str) -> bool {
     if named == reported {

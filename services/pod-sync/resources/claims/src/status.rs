@@ -8,7 +8,8 @@ use crate::claim::ClaimKey;
 use crate::inventory::{ClaimInventory, PreparedDevice};
 use crate::requests::claim_name;
 
-/// Returns an entry for each claim that the container names and that is prepared. `health` returns the entry of a driver's device.
+/// Returns an entry for each claim that the container names and that is prepared. `health` returns the entry
+/// of a driver's device.
 pub(crate) fn resource_statuses(
     inventory: &ClaimInventory,
     pod: &Pod,

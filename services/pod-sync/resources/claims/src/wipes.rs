@@ -17,8 +17,8 @@ const LAST_RETRY: Duration = Duration::from_secs(300);
 const CHECK: Duration = Duration::from_secs(3600);
 
 impl Claims {
-    /// Removes the ResourceSlices of drivers that stay away, until the stop. After a start, the drivers with ResourceSlices of this node
-    /// have the same time to register; the kubelet removes all of them at once.
+    /// Removes the ResourceSlices of drivers that stay away, until the stop. After a start, the drivers with
+    /// ResourceSlices of this node have the same time to register; the kubelet removes all of them at once.
     pub async fn wipe_slices(self, wiper: Arc<dyn SliceWiper>) {
         let stop = self.shared.stop.clone();
         // A request that is dropped changes at most what the next process removes, too.

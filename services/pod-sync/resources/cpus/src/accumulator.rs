@@ -67,7 +67,8 @@ impl<'a> Accumulator<'a> {
         self.taken.extend(cpus.iter());
     }
 
-    /// Takes the larger of the parts that NUMA nodes and sockets are, where one is free as a whole, and then the smaller.
+    /// Takes the larger of the parts that NUMA nodes and sockets are, where one is free as a whole, and then
+    /// the smaller.
     pub(crate) fn take_full_nodes_and_sockets(&mut self) {
         if self.nodes_hold_sockets() {
             self.take_full_nodes();
@@ -133,8 +134,8 @@ impl<'a> Accumulator<'a> {
         }
     }
 
-    /// Takes the rest of the request from the cores of a cache with the lowest numbers, if these have exactly as many free CPUs; for
-    /// an odd number of CPUs, one more.
+    /// Takes the rest of the request from the cores of a cache with the lowest numbers, if these have exactly
+    /// as many free CPUs; for an odd number of CPUs, one more.
     fn take_part_of_cache(&mut self, cache: CacheId) {
         let per_core = self.topology.cpus_per_core();
         let cores_needed = if per_core == 0 { 0 } else { self.needed.div_ceil(per_core) };
@@ -169,8 +170,8 @@ impl<'a> Accumulator<'a> {
         self.topology.socket_count() >= self.topology.nodes().len()
     }
 
-    /// Returns the parts of the machine that have free CPUs and fulfil a condition: those with the fewest free CPUs first, then those
-    /// with the lowest numbers.
+    /// Returns the parts of the machine that have free CPUs and fulfil a condition: those with the fewest
+    /// free CPUs first, then those with the lowest numbers.
     fn sorted<T: Ord + Copy>(
         &self,
         part: impl Fn(&CpuPlace) -> T,

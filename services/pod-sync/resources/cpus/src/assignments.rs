@@ -8,8 +8,8 @@ use pod_sync_machine::CpuSet;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct PodCpus {
     cpus: CpuSet,
-    /// Containers whose part no other container of the pod uses. Empty after a restart, until the pod is seen: the state file does
-    /// not have them.
+    /// Containers whose part no other container of the pod uses. Empty after a restart, until the pod is
+    /// seen: the state file does not have them.
     exclusive: BTreeSet<String>,
 }
 
@@ -52,7 +52,8 @@ impl CpuAssignments {
         self.pods.iter().map(|(pod, own)| (pod.as_str(), &own.cpus))
     }
 
-    /// Returns the containers that have CPUs, alone or with others of their pod: UID of the pod, name of the container, CPUs.
+    /// Returns the containers that have CPUs, alone or with others of their pod: UID of the pod, name of the
+    /// container, CPUs.
     pub fn containers(&self) -> impl Iterator<Item = (&str, &str, &CpuSet)> {
         self.entries.iter().flat_map(|(pod, containers)| {
             containers.iter().map(move |(container, cpus)| (pod.as_str(), container.as_str(), cpus))
@@ -89,8 +90,9 @@ impl CpuAssignments {
         self.pods.insert(pod.to_owned(), PodCpus { cpus, exclusive: BTreeSet::new() });
     }
 
-    /// Ends the assignment of a container. Its CPUs are shared again, except those that another container of the pod has, too: it
-    /// got them from an init container. The CPUs that a pod has as a whole are shared again after its last container.
+    /// Ends the assignment of a container. Its CPUs are shared again, except those that another container of
+    /// the pod has, too: it got them from an init container. The CPUs that a pod has as a whole are shared
+    /// again after its last container.
     pub fn release(&mut self, pod: &str, container: &str) {
         let Some(containers) = self.entries.get_mut(pod) else { return };
         let Some(released) = containers.remove(container) else { return };
@@ -106,8 +108,9 @@ impl CpuAssignments {
         }
     }
 
-    /// Ends the assignments of pods that have CPUs as a whole and no container. A kubelet removes the last container, frees the CPUs and
-    /// removes the pod with three writes, so that the CPUs of such a pod may be shared already, or those of another pod.
+    /// Ends the assignments of pods that have CPUs as a whole and no container. A kubelet removes the last
+    /// container, frees the CPUs and removes the pod with three writes, so that the CPUs of such a pod may be
+    /// shared already, or those of another pod.
     pub(crate) fn release_ended_pods(&mut self) {
         let entries = &self.entries;
         let ended: Vec<_> = self.pods.extract_if(.., |pod, _| !entries.contains_key(pod)).collect();

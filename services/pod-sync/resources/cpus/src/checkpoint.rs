@@ -1,4 +1,5 @@
-//! The kubelet's file `cpu_manager_state` (`pkg/kubelet/cm/cpumanager/state`): JSON with a checksum of what Go prints for the data.
+//! The kubelet's file `cpu_manager_state` (`pkg/kubelet/cm/cpumanager/state`): JSON with a checksum of what
+//! Go prints for the data.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -71,8 +72,9 @@ struct PodEntry {
     cpu_set: String,
 }
 
-/// Returns the content of a state file. With `has_pods` it is that of kubelet 1.37, else that of earlier ones. Earlier kubelets, and 1.37
-/// without the feature gate, read it without the CPUs of whole pods: a node that has such pods must be drained first.
+/// Returns the content of a state file. With `has_pods` it is that of kubelet 1.37, else that of earlier
+/// ones. Earlier kubelets, and 1.37 without the feature gate, read it without the CPUs of whole pods: a node
+/// that has such pods must be drained first.
 ///
 /// # Errors
 /// Serialization failed, which strings and numbers do not cause.
@@ -105,8 +107,8 @@ pub fn encode(
     serde_json::to_vec(&file)
 }
 
-/// Parses a state file. `container_of` returns the pod's UID and the name of the container with an ID; only files of kubelets before
-/// 1.18 need it.
+/// Parses a state file. `container_of` returns the pod's UID and the name of the container with an ID; only
+/// files of kubelets before 1.18 need it.
 ///
 /// # Errors
 /// See [`CpuCheckpointError`].
@@ -202,7 +204,8 @@ const PLAIN: Form = Form { name: "CPUManagerCheckpoint", has_pods: false };
 /// Every form that kubelet 1.37 accepts.
 const FORMS: [&Form; 4] = [
     &PLAIN,
-    // The first revision of the gate wrote this form while the gate was off. Kubelet 1.37 accepts it while the gate is off.
+    // The first revision of the gate wrote this form while the gate was off. Kubelet 1.37 accepts it while
+    // the gate is off.
     &Form { name: "CPUManagerCheckpointV2", has_pods: false },
     // Kubelet 1.36 with the gate, where `CPUManagerCheckpointV3` is an alias of this type.
     &Form { name: "CPUManagerCheckpoint", has_pods: true },

@@ -18,7 +18,8 @@ pub(crate) struct Distribution {
     pub(crate) order: CpuOrder,
     /// Whether the set on the fewest sockets is selected of sets with as many nodes.
     pub(crate) by_socket: bool,
-    /// Number of NUMA nodes that the topology manager selected; at least as many are used if enough have free CPUs. 0 for none.
+    /// Number of NUMA nodes that the topology manager selected; at least as many are used if enough have free
+    /// CPUs. 0 for none.
     pub(crate) least_nodes: usize,
 }
 
@@ -38,8 +39,9 @@ struct Score {
     balance: f64,
 }
 
-/// Selects `count` of the free CPUs from the fewest NUMA nodes that can give as many each. The rest of the division comes from those
-/// of them that leave the free CPUs of all nodes in the best balance. CPUs are packed where that is not possible.
+/// Selects `count` of the free CPUs from the fewest NUMA nodes that can give as many each. The rest of the
+/// division comes from those of them that leave the free CPUs of all nodes in the best balance. CPUs are
+/// packed where that is not possible.
 pub(crate) fn take_distributed(
     topology: &CpuTopology,
     free: &CpuSet,
@@ -175,7 +177,8 @@ impl Search {
         best
     }
 
-    /// Returns the node of each group of the remainder: one group of each node in turn, of those that still have one.
+    /// Returns the node of each group of the remainder: one group of each node in turn, of those that still
+    /// have one.
     fn rounds(
         &self,
         nodes: &[NumaNode],
@@ -219,7 +222,8 @@ fn sum(numbers: impl Iterator<Item = usize>) -> usize {
     numbers.fold(0, usize::saturating_add)
 }
 
-/// Returns the standard deviation. It and the mean are rounded to thousandths, so that equal balances compare as equal.
+/// Returns the standard deviation. It and the mean are rounded to thousandths, so that equal balances compare
+/// as equal.
 fn standard_deviation(numbers: impl Iterator<Item = usize> + Clone) -> f64 {
     let rounded = |number: f64| (number * 1000.0).round() / 1000.0;
     let count = numbers.clone().count().max(1) as f64;

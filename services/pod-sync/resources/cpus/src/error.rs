@@ -5,7 +5,8 @@ use pod_sync_machine::{CpuId, CpuSet};
 
 use crate::options::CpuOptionError;
 
-/// A container of a pod that has CPUs as a whole would have none of them. The texts are the kubelet's (`validatePodScopeResources`).
+/// A container of a pod that has CPUs as a whole would have none of them. The texts are the kubelet's
+/// (`validatePodScopeResources`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EmptyPodPool {
     /// An init container requests more CPUs than the sidecars before it leave.
@@ -28,7 +29,8 @@ pub enum EmptyPodPool {
     SharedContainer,
 }
 
-/// A container does not get exclusive CPUs. The texts are the kubelet's, since they become the message of a rejected pod.
+/// A container does not get exclusive CPUs. The texts are the kubelet's, since they become the message of a
+/// rejected pod.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AllocateError {
     /// Too few CPUs are free.
@@ -109,7 +111,8 @@ pub enum PolicyError {
     Option(#[from] CpuOptionError),
 }
 
-/// The assignments of a state file do not fit the machine or the reservation. The node must be drained, and the file removed.
+/// The assignments of a state file do not fit the machine or the reservation. The node must be drained, and
+/// the file removed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidCpuState {
     /// There are assignments, and no shared CPUs.

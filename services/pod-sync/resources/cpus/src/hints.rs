@@ -6,8 +6,9 @@ use pod_sync_topology::Hint;
 use crate::policy::StaticPolicy;
 
 impl StaticPolicy {
-    /// Returns a hint for each set of NUMA nodes that has all `reusable` CPUs and enough free ones. Hints with the fewest nodes that
-    /// could satisfy the request on an empty machine are preferred; with `align-by-socket`, those on the fewest sockets, too.
+    /// Returns a hint for each set of NUMA nodes that has all `reusable` CPUs and enough free ones. Hints
+    /// with the fewest nodes that could satisfy the request on an empty machine are preferred; with
+    /// `align-by-socket`, those on the fewest sockets, too.
     pub(crate) fn hints_for(&self, available: &CpuSet, reusable: &CpuSet, count: usize) -> Vec<Hint> {
         let all = self.topology().nodes();
         let total = |nodes: NumaNodes| self.cpus_on(nodes, &self.topology().cpus());
@@ -29,7 +30,8 @@ impl StaticPolicy {
         cpus.iter().filter(|cpu| places.get(cpu).is_some_and(|place| nodes.contains(place.node))).count()
     }
 
-    /// Returns whether nodes are on as few sockets as `fewest` nodes can be, if sockets count (`isHintSocketAligned`).
+    /// Returns whether nodes are on as few sockets as `fewest` nodes can be, if sockets count
+    /// (`isHintSocketAligned`).
     fn is_on_fewest_sockets(&self, nodes: NumaNodes, fewest: usize) -> bool {
         let topology = self.topology();
         let per_socket = topology.nodes().len().checked_div(topology.socket_count()).unwrap_or(0);

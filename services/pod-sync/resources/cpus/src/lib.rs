@@ -1,10 +1,11 @@
 //! Exclusive CPUs of containers (`pkg/kubelet/cm/cpumanager`): plain functions.
 //!
-//! With the policy `static`, a container of a Guaranteed pod whose CPU request is a whole number gets CPUs that no other container
-//! may use. All other containers share the rest. [`CpuManager`] has the assignments: [`CpuManager::hints`] returns the NUMA nodes
-//! that can satisfy a request, [`CpuManager::allocate`] takes the CPUs, [`CpuManager::updates`] compares what containers have with
-//! what they should have. [`checkpoint`] is the kubelet's state file. [`StaticPolicy`] selects CPUs exactly as the kubelet does, so
-//! that either continues with the file of the other.
+//! With the policy `static`, a container of a Guaranteed pod whose CPU request is a whole number gets CPUs
+//! that no other container may use. All other containers share the rest. [`CpuManager`] has the assignments:
+//! [`CpuManager::hints`] returns the NUMA nodes that can satisfy a request, [`CpuManager::allocate`] takes
+//! the CPUs, [`CpuManager::updates`] compares what containers have with what they should have. [`checkpoint`]
+//! is the kubelet's state file. [`StaticPolicy`] selects CPUs exactly as the kubelet does, so that either
+//! continues with the file of the other.
 
 // A value of a pod or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]

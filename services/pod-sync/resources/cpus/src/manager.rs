@@ -61,8 +61,8 @@ pub struct CpuManager {
 }
 
 impl CpuManager {
-    /// Returns a manager that continues with the assignments of the state file, which may be empty. Those of whole pods end if `level` has
-    /// none, or if no container is left.
+    /// Returns a manager that continues with the assignments of the state file, which may be empty. Those of
+    /// whole pods end if `level` has none, or if no container is left.
     ///
     /// # Errors
     /// The assignments do not fit the machine or the reservation.
@@ -105,8 +105,8 @@ impl CpuManager {
         }
     }
 
-    /// Returns the NUMA nodes that can satisfy a request (`GetTopologyHints`, `GetPodTopologyHints`). For CPUs that are already held
-    /// these are the same again; there are none if the request has changed.
+    /// Returns the NUMA nodes that can satisfy a request (`GetTopologyHints`, `GetPodTopologyHints`). For
+    /// CPUs that are already held these are the same again; there are none if the request has changed.
     #[must_use]
     pub fn hints(&self, requests: &PodCpuRequests, scope: RequestScope<'_>) -> Hints {
         if let (Some(budget), RequestScope::Pod) = (requests.budget, scope) {
@@ -140,8 +140,9 @@ impl CpuManager {
         Hints::OneOf(self.policy.hints_for(&available, &reusable, count))
     }
 
-    /// Returns the NUMA nodes for the CPUs of a pod as a whole. Unlike the kubelet, this counts the CPUs that the pod has, not those of each
-    /// container: those of containers that share some differ from their requests.
+    /// Returns the NUMA nodes for the CPUs of a pod as a whole. Unlike the kubelet, this counts the CPUs that
+    /// the pod has, not those of each container: those of containers that share some differ from their
+    /// requests.
     fn pod_hints(&self, requests: &PodCpuRequests, budget: usize) -> Hints {
         if requests.check_pool(budget).is_err() {
             return Hints::OneOf(Vec::new());
@@ -163,11 +164,12 @@ impl CpuManager {
         Hints::OneOf(hints)
     }
 
-    /// Gives a pod its CPUs as a whole, and its containers parts of them (`AllocatePod`). A pod that has CPUs keeps them, and so do its
-    /// containers if each has some.
+    /// Gives a pod its CPUs as a whole, and its containers parts of them (`AllocatePod`). A pod that has CPUs
+    /// keeps them, and so do its containers if each has some.
     ///
     /// # Errors
-    /// Too few CPUs are free, the request does not fit `full-pcpus-only`, or a container would have none. No assignment has changed.
+    /// Too few CPUs are free, the request does not fit `full-pcpus-only`, or a container would have none. No
+    /// assignment has changed.
     pub fn allocate_pod(
         &mut self,
         requests: &PodCpuRequests,
@@ -196,19 +198,20 @@ impl CpuManager {
         Ok(())
     }
 
-    /// Takes over which containers have exclusive CPUs, for a pod that has CPUs as a whole: the state file does not have it.
+    /// Takes over which containers have exclusive CPUs, for a pod that has CPUs as a whole: the state file
+    /// does not have it.
     pub fn recognize(&mut self, requests: &PodCpuRequests) {
         let exclusive = requests.containers.iter().filter(|request| request.count > 0);
         let exclusive = exclusive.map(|request| request.container.clone()).collect();
         self.assignments.set_exclusive(&requests.pod, exclusive);
     }
 
-    /// Gives a container its exclusive CPUs, on the NUMA nodes that the topology manager selected if it did. A container that has CPUs
-    /// keeps them. The containers of a pod must be given their CPUs in the order of their starts, and those of one pod before those of
-    /// the next, so that init containers leave theirs.
+    /// Gives a container its exclusive CPUs, on the NUMA nodes that the topology manager selected if it did.
+    /// A container that has CPUs keeps them. The containers of a pod must be given their CPUs in the order of
+    /// their starts, and those of one pod before those of the next, so that init containers leave theirs.
     ///
-    /// Unlike the kubelet, this does not check `full-pcpus-only` for a container that has CPUs: after a restart its own CPUs would
-    /// count as missing (kubernetes/kubernetes#129078).
+    /// Unlike the kubelet, this does not check `full-pcpus-only` for a container that has CPUs: after a
+    /// restart its own CPUs would count as missing (kubernetes/kubernetes#129078).
     ///
     /// # Errors
     /// Too few CPUs are free, or the request does not fit `full-pcpus-only`. No assignment has changed.
@@ -239,15 +242,15 @@ impl CpuManager {
         Ok(())
     }
 
-    /// Ends the assignment of a container that does not start again. The admission of its pod is over: what its init containers leave
-    /// is no longer held for it.
+    /// Ends the assignment of a container that does not start again. The admission of its pod is over: what
+    /// its init containers leave is no longer held for it.
     pub fn release(&mut self, pod: &str, container: &str) {
         self.reusable.take_if(|(owner, _)| owner == pod);
         self.assignments.release(pod, container);
     }
 
-    /// Ends the assignments of all containers that are not active (`removeStaleState`). Containers of a pod that is being admitted are
-    /// active.
+    /// Ends the assignments of all containers that are not active (`removeStaleState`). Containers of a pod
+    /// that is being admitted are active.
     pub fn retain(&mut self, is_active: impl Fn(&str, &str) -> bool) {
         let stale = self.assignments.containers().filter(|(pod, container, _)| !is_active(pod, container));
         let stale: Vec<_> = stale.map(|(pod, container, _)| (pod.to_owned(), container.to_owned())).collect();
@@ -256,8 +259,9 @@ impl CpuManager {
         }
     }
 
-    /// Returns the containers whose CPUs the runtime must change: the shared CPUs have changed since, or are not known to be those that
-    /// the container has (`reconcileState`). A container is never left without a CPU.
+    /// Returns the containers whose CPUs the runtime must change: the shared CPUs have changed since, or are
+    /// not known to be those that the container has (`reconcileState`). A container is never left without a
+    /// CPU.
     #[must_use]
     pub fn updates(&self, running: &[RunningContainer]) -> Vec<CpuUpdate> {
         let update = |container: &RunningContainer| {
@@ -268,8 +272,8 @@ impl CpuManager {
         running.iter().filter_map(update).collect()
     }
 
-    /// Returns the CPUs of the containers of a pod that run at once. The kubelet gives some of them twice if the request of a container
-    /// becomes a whole number, and its pod is admitted again after a restart.
+    /// Returns the CPUs of the containers of a pod that run at once. The kubelet gives some of them twice if
+    /// the request of a container becomes a whole number, and its pod is admitted again after a restart.
     fn in_use(&self, requests: &PodCpuRequests) -> CpuSet {
         let running = requests.containers.iter().filter(|request| request.kind != ContainerKind::Init);
         let held =

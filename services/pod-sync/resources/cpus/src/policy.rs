@@ -17,7 +17,8 @@ use crate::take::take_packed;
 /// The CPUs that are never exclusive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReservedCpus {
-    /// A number of CPUs, on the cores with the lowest numbers: the CPU amounts of both reservations, rounded up.
+    /// A number of CPUs, on the cores with the lowest numbers: the CPU amounts of both reservations, rounded
+    /// up.
     Count(usize),
     /// `reservedSystemCPUs`.
     These(CpuSet),
@@ -99,8 +100,8 @@ impl StaticPolicy {
         assignments.shared.difference(&self.reserved)
     }
 
-    /// Returns the assignments of a state file if they fit this machine and reservation; for a new file, the first assignments
-    /// (`validateState`). Those of a pod as a whole end if none of its containers is left.
+    /// Returns the assignments of a state file if they fit this machine and reservation; for a new file, the
+    /// first assignments (`validateState`). Those of a pod as a whole end if none of its containers is left.
     ///
     /// # Errors
     /// See [`InvalidCpuState`]. The node must be drained, and the file removed.
@@ -134,8 +135,9 @@ impl StaticPolicy {
         if known == all { Ok(restored) } else { Err(InvalidCpuState::OtherCpus(all, known)) }
     }
 
-    /// Selects CPUs for a request from those that are free and those that earlier init containers of the pod leave: first from the
-    /// NUMA nodes that the topology manager selected, then from the others (`allocateCPUs`).
+    /// Selects CPUs for a request from those that are free and those that earlier init containers of the pod
+    /// leave: first from the NUMA nodes that the topology manager selected, then from the others
+    /// (`allocateCPUs`).
     ///
     /// # Errors
     /// Too few CPUs are free, or the request does not fit `full-pcpus-only`.
@@ -158,8 +160,9 @@ impl StaticPolicy {
         Ok(selected.union(&others))
     }
 
-    /// Divides the CPUs that a pod has as a whole (`AllocatePod`). Containers with a request get CPUs that none runs on beside them.
-    /// Other init containers get what the sidecars before them leave, all others get what is left in the end.
+    /// Divides the CPUs that a pod has as a whole (`AllocatePod`). Containers with a request get CPUs that
+    /// none runs on beside them. Other init containers get what the sidecars before them leave, all others
+    /// get what is left in the end.
     ///
     /// # Errors
     /// The requests exceed the CPUs.

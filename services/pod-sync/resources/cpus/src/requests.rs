@@ -79,8 +79,9 @@ impl PodCpuRequests {
     }
 }
 
-/// Returns the exclusive CPUs that the containers of a pod request: those of a Guaranteed pod whose request is a whole number
-/// (`guaranteedCPUs`). Of a pod with resources of the pod level, only Guaranteed containers get some, if `level` admits it.
+/// Returns the exclusive CPUs that the containers of a pod request: those of a Guaranteed pod whose request
+/// is a whole number (`guaranteedCPUs`). Of a pod with resources of the pod level, only Guaranteed containers
+/// get some, if `level` admits it.
 #[must_use]
 pub fn requests(pod: &Pod, level: PodLevel) -> PodCpuRequests {
     let is_guaranteed = qos_class(pod) == QosClass::Guaranteed;

@@ -5,8 +5,8 @@ use pod_sync_machine::{CpuSet, CpuTopology};
 use crate::accumulator::{Accumulator, CpuOrder};
 use crate::error::AllocateError;
 
-/// Selects `count` of the free CPUs: whole NUMA nodes and sockets, then last-level caches with `by_cache`, then whole cores, then the
-/// CPUs of cores that are in use.
+/// Selects `count` of the free CPUs: whole NUMA nodes and sockets, then last-level caches with `by_cache`,
+/// then whole cores, then the CPUs of cores that are in use.
 pub(crate) fn take_packed(
     topology: &CpuTopology,
     free: &CpuSet,

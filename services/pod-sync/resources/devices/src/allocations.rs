@@ -103,8 +103,8 @@ impl PodDevices {
         })
     }
 
-    /// Returns the devices that earlier init containers leave to `container`: those of init containers that end, without those that
-    /// a container keeps which starts before this one (`devicesToReuse`).
+    /// Returns the devices that earlier init containers leave to `container`: those of init containers that
+    /// end, without those that a container keeps which starts before this one (`devicesToReuse`).
     #[must_use]
     pub fn reusable(
         &self,

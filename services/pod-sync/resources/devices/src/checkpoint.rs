@@ -1,5 +1,6 @@
-//! The kubelet's checkpoint of device allocations (`pkg/kubelet/cm/devicemanager/checkpoint`): JSON with a checksum of what Go prints for
-//! the data. Files of kubelets before 1.21, without NUMA nodes, can be read, too.
+//! The kubelet's checkpoint of device allocations (`pkg/kubelet/cm/devicemanager/checkpoint`): JSON with a
+//! checksum of what Go prints for the data. Files of kubelets before 1.21, without NUMA nodes, can be read,
+//! too.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};

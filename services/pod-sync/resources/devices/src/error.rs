@@ -3,8 +3,8 @@
 use pod_sync_plugins::call::CallError;
 use pod_sync_topology::TopologyAffinityError;
 
-/// Reason why a container does not get its devices. The texts are the kubelet's, since they become the message of a rejected pod
-/// (`pkg/kubelet/cm/devicemanager`).
+/// Reason why a container does not get its devices. The texts are the kubelet's, since they become the
+/// message of a rejected pod (`pkg/kubelet/cm/devicemanager`).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// The container holds another number of devices than it requests.

@@ -1,4 +1,5 @@
-//! The NUMA nodes that can satisfy the requests of devices (`pkg/kubelet/cm/devicemanager: generateDeviceTopologyHints`).
+//! The NUMA nodes that can satisfy the requests of devices
+//! (`pkg/kubelet/cm/devicemanager: generateDeviceTopologyHints`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,8 +20,9 @@ impl Device {
 }
 
 impl DeviceInventory {
-    /// Returns the hints for the devices of a container or of a whole pod, one for each resource. `machine` are the NUMA nodes of the
-    /// machine: others, which a plugin may list, do not count. Devices that are held have the hints of their own nodes.
+    /// Returns the hints for the devices of a container or of a whole pod, one for each resource. `machine`
+    /// are the NUMA nodes of the machine: others, which a plugin may list, do not count. Devices that are
+    /// held have the hints of their own nodes.
     #[must_use]
     pub fn hints(
         &self,
@@ -84,8 +86,8 @@ impl DeviceInventory {
     }
 }
 
-/// Returns a hint for each set of NUMA nodes that has all reusable devices and enough available ones. Those with as few nodes as could
-/// satisfy the request with all devices free are preferred.
+/// Returns a hint for each set of NUMA nodes that has all reusable devices and enough available ones. Those
+/// with as few nodes as could satisfy the request with all devices free are preferred.
 fn nodes_with(
     listed: &BTreeMap<DeviceId, Device>,
     available: &DeviceIds,

@@ -1,4 +1,5 @@
-//! The registered resources with their devices, and who holds them: plain functions of time and of what plugins report.
+//! The registered resources with their devices, and who holds them: plain functions of time and of what
+//! plugins report.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,8 +14,8 @@ use crate::device::{Device, DeviceId, DeviceIds, NO_NUMA_NODE};
 use crate::error::DeviceError;
 use crate::select::{DeviceGroups, DeviceShortage, Preference, PreferenceQuery, SelectDecision, select};
 
-/// Time that the devices of a stopped plugin stay in the capacity of the node (`endpointStopGracePeriod`). For as long a pod waits
-/// for the plugins of its devices.
+/// Time that the devices of a stopped plugin stay in the capacity of the node (`endpointStopGracePeriod`).
+/// For as long a pod waits for the plugins of its devices.
 pub const GRACE: Duration = Duration::from_secs(5 * 60);
 
 /// Options of a plugin (`DevicePluginOptions`).
@@ -143,7 +144,8 @@ pub struct DeviceInventory {
 }
 
 impl DeviceInventory {
-    /// Returns the state after a restart. The resources of the checkpoint have no devices until their plugins register again.
+    /// Returns the state after a restart. The resources of the checkpoint have no devices until their plugins
+    /// register again.
     #[must_use]
     pub fn restored(checkpoint: DeviceCheckpoint, now: Duration) -> Self {
         let away = |(name, _)| {
@@ -173,8 +175,8 @@ impl DeviceInventory {
         &self.held
     }
 
-    /// Begins a registration, which replaces an earlier one of the resource. The devices stay as they are until the plugin lists
-    /// others, and none is healthy until then.
+    /// Begins a registration, which replaces an earlier one of the resource. The devices stay as they are
+    /// until the plugin lists others, and none is healthy until then.
     pub fn register(&mut self, resource: &str, options: PluginOptions, now: Duration) -> RegistrationNumber {
         let number = self.next_number();
         let phase = PluginPhase::Registered { number, options, since: now };
@@ -186,8 +188,8 @@ impl DeviceInventory {
         number
     }
 
-    /// Takes over the list of a plugin. Returns the pods that hold a device whose health has changed; none if the registration is
-    /// no longer the current one.
+    /// Takes over the list of a plugin. Returns the pods that hold a device whose health has changed; none if
+    /// the registration is no longer the current one.
     pub fn list(
         &mut self,
         resource: &str,
@@ -213,7 +215,8 @@ impl DeviceInventory {
         Some(pods)
     }
 
-    /// Ends a registration: all devices are unhealthy until the plugin registers again. Returns whether it was the current one.
+    /// Ends a registration: all devices are unhealthy until the plugin registers again. Returns whether it
+    /// was the current one.
     pub fn stop(&mut self, resource: &str, number: RegistrationNumber, now: Duration) -> bool {
         let Some(known) = self.resources.get_mut(resource) else { return false };
         match known.phase.registration() {
@@ -226,7 +229,8 @@ impl DeviceInventory {
         }
     }
 
-    /// Removes the resources whose plugin has been away for longer than the grace period. Returns whether there were any.
+    /// Removes the resources whose plugin has been away for longer than the grace period. Returns whether
+    /// there were any.
     pub fn expire(&mut self, now: Duration) -> bool {
         let is_expired = |_: &String, known: &mut ResourceDevices| match known.phase {
             PluginPhase::Away { since, .. } => now.saturating_sub(since) > GRACE,
@@ -261,9 +265,9 @@ impl DeviceInventory {
         known.chain(removed).collect()
     }
 
-    /// Returns the number of devices that a pod finds on the node, by resource: the healthy ones. A pod that holds devices finds
-    /// at least all that are held, whatever their plugins report (`sanitizeNodeAllocatable`). While a plugin is away there is no limit, since
-    /// the pod waits for it.
+    /// Returns the number of devices that a pod finds on the node, by resource: the healthy ones. A pod that
+    /// holds devices finds at least all that are held, whatever their plugins report
+    /// (`sanitizeNodeAllocatable`). While a plugin is away there is no limit, since the pod waits for it.
     #[must_use]
     pub fn allocatable_for(&self, pod: &str) -> BTreeMap<String, usize> {
         let held = |name: &str| self.held.in_use(name).len();
@@ -298,8 +302,9 @@ impl DeviceInventory {
         matches!(phase, Some(PluginPhase::Serving { .. }))
     }
 
-    /// Returns whether a device plugin provides or has provided the resource, or a container holds devices of it
-    /// (`isDevicePluginResource`). A pod that waited for a plugin that stays away must not start without its devices.
+    /// Returns whether a device plugin provides or has provided the resource, or a container holds devices of
+    /// it (`isDevicePluginResource`). A pod that waited for a plugin that stays away must not start without
+    /// its devices.
     #[must_use]
     pub fn is_known(&self, resource: &str) -> bool {
         self.resources.contains_key(resource)
@@ -329,8 +334,8 @@ impl DeviceInventory {
         }
     }
 
-    /// Returns the health of the devices that the containers of a pod hold, for its status. A device that its plugin no longer lists is
-    /// unhealthy, as for an admission.
+    /// Returns the health of the devices that the containers of a pod hold, for its status. A device that its
+    /// plugin no longer lists is unhealthy, as for an admission.
     #[must_use]
     pub fn health(&self, pod: &str) -> PodDeviceHealth {
         let health = |resource: &str, id: &DeviceId| match self.phase(resource) {
@@ -352,8 +357,9 @@ impl DeviceInventory {
         all
     }
 
-    /// Decides whether PreStartContainer is called before a container with this resource starts (`callPreStartContainerIfNeeded`). As
-    /// with the kubelet, a plugin that has not registered since the restart is not called.
+    /// Decides whether PreStartContainer is called before a container with this resource starts
+    /// (`callPreStartContainerIfNeeded`). As with the kubelet, a plugin that has not registered since the
+    /// restart is not called.
     #[must_use]
     pub fn pre_start(&self, resource: &str) -> PreStartNeed {
         let Some(known) = self.resources.get(resource) else { return PreStartNeed::None };
@@ -424,8 +430,8 @@ impl DeviceInventory {
         }
     }
 
-    /// Returns the time until which pods wait for the plugin of a resource; `None` if it has listed its devices, or stayed away for too
-    /// long.
+    /// Returns the time until which pods wait for the plugin of a resource; `None` if it has listed its
+    /// devices, or stayed away for too long.
     #[must_use]
     pub fn awaited(&self, resource: &str, now: Duration) -> Option<Duration> {
         let until = match self.resources.get(resource)?.phase {

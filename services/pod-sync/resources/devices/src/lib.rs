@@ -1,12 +1,14 @@
 //! Devices of device plugins (`pkg/kubelet/cm/devicemanager`).
 //!
-//! [`Devices`] is the handle. Its tasks are the server of the agent's socket ([`Devices::serve`]), one per registered plugin, which
-//! follows the plugin's lists of devices, and [`Devices::expire_resources`]. The workers of pods call [`Devices::admit`] before
-//! the sandbox, and [`Devices::prepare_container`] before each container. A call of a plugin has a deadline and runs beside no other call of
-//! the same plugin, so that a plugin that hangs delays its own pods only.
+//! [`Devices`] is the handle. Its tasks are the server of the agent's socket ([`Devices::serve`]), one per
+//! registered plugin, which follows the plugin's lists of devices, and [`Devices::expire_resources`]. The
+//! workers of pods call [`Devices::admit`] before the sandbox, and [`Devices::prepare_container`] before each
+//! container. A call of a plugin has a deadline and runs beside no other call of the same plugin, so that a
+//! plugin that hangs delays its own pods only.
 //!
-//! Plain functions: [`select()`] selects devices, [`hints`] are their NUMA nodes, [`DeviceInventory`] has the registered resources and who holds their devices,
-//! [`checkpoint`] is the kubelet's file, [`DeviceOptions`] is what a container needs to use its devices.
+//! Plain functions: [`select()`] selects devices, [`hints`] are their NUMA nodes, [`DeviceInventory`] has the
+//! registered resources and who holds their devices, [`checkpoint`] is the kubelet's file, [`DeviceOptions`]
+//! is what a container needs to use its devices.
 
 // A value of a pod, a plugin or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]

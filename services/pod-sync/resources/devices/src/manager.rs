@@ -58,7 +58,8 @@ pub struct DeviceContext {
 pub enum DeviceAdmission {
     /// The containers of the pod hold all devices that they request.
     Admitted,
-    /// A plugin has not registered, or has not listed its devices. The worker of the pod is woken when that changes.
+    /// A plugin has not registered, or has not listed its devices. The worker of the pod is woken when that
+    /// changes.
     Waiting {
         /// Name of the resource.
         resource: String,
@@ -166,7 +167,8 @@ impl Devices {
         self.shared.capacity.subscribe()
     }
 
-    /// Returns the number of devices that a pod finds on the node, by resource, see [`DeviceInventory::allocatable_for`].
+    /// Returns the number of devices that a pod finds on the node, by resource, see
+    /// [`DeviceInventory::allocatable_for`].
     #[must_use]
     pub fn allocatable_for(&self, uid: &str) -> BTreeMap<String, usize> {
         self.shared.state.lock().inventory.allocatable_for(uid)
@@ -178,7 +180,8 @@ impl Devices {
         self.shared.state.lock().inventory.health(uid.as_str())
     }
 
-    /// Runs `read` on the current state, for views of it. `read` gets the socket and the last error of a resource, too.
+    /// Runs `read` on the current state, for views of it. `read` gets the socket and the last error of a
+    /// resource, too.
     pub fn read<T>(&self, read: impl FnOnce(&DeviceInventory, &dyn Fn(&str) -> PluginView) -> T) -> T {
         let state = self.shared.state.lock();
         let plugin = |resource: &str| PluginView {
@@ -232,8 +235,8 @@ impl Devices {
         }
     }
 
-    /// Returns the resources of a pod with the socket or the absence of their plugins, such as `a.com/gpu (gpu.sock)`, for explanations.
-    /// `None` if the pod requests no device.
+    /// Returns the resources of a pod with the socket or the absence of their plugins, such as
+    /// `a.com/gpu (gpu.sock)`, for explanations. `None` if the pod requests no device.
     #[must_use]
     pub fn describe_plugins(&self, pod: &Pod) -> Option<String> {
         let state = self.shared.state.lock();
@@ -259,9 +262,9 @@ impl Devices {
         self.shared.state.lock().inventory.hints(uid.as_str(), &requests(pod), scope, machine)
     }
 
-    /// Gives the containers of a pod their devices. The allocation is on disk when this returns. A pod that runs was admitted before.
-    /// `alignment` returns the NUMA nodes of a container, after the devices of the containers before it are allocated; none if resources
-    /// are not aligned.
+    /// Gives the containers of a pod their devices. The allocation is on disk when this returns. A pod that
+    /// runs was admitted before. `alignment` returns the NUMA nodes of a container, after the devices of the
+    /// containers before it are allocated; none if resources are not aligned.
     ///
     /// Cancellation safety: devices of completed calls stay with the pod, the others are free.
     ///
@@ -290,8 +293,9 @@ impl Devices {
         admitted
     }
 
-    /// Calls PreStartContainer where the plugins of a container need it, and returns what the container needs to use its devices. A
-    /// container of an admitted pod that has no devices yet gets them: its plugin may have registered after the admission.
+    /// Calls PreStartContainer where the plugins of a container need it, and returns what the container needs
+    /// to use its devices. A container of an admitted pod that has no devices yet gets them: its plugin may
+    /// have registered after the admission.
     ///
     /// # Errors
     /// A call failed, or the devices are not available; another attempt may succeed.
@@ -336,7 +340,8 @@ impl Devices {
         }
     }
 
-    /// Frees the devices of pods that are not known. Returns whether there were any: the checkpoint is then to be written.
+    /// Frees the devices of pods that are not known. Returns whether there were any: the checkpoint is then
+    /// to be written.
     #[must_use]
     pub fn retain(&self, is_known: impl Fn(&str) -> bool) -> bool {
         let mut state = self.shared.state.lock();

@@ -64,8 +64,8 @@ fn is_name(text: &str) -> bool {
         && is_end(text.bytes().last())
 }
 
-/// Returns the socket of a plugin that registers at the agent's socket. The endpoint is a name below `dir`: a path that leads out of
-/// the directory is refused.
+/// Returns the socket of a plugin that registers at the agent's socket. The endpoint is a name below `dir`: a
+/// path that leads out of the directory is refused.
 pub(crate) fn endpoint(dir: &Path, name: &str) -> Result<PathBuf, PluginRefusal> {
     let path = Path::new(name);
     let mut parts = path.components().peekable();

@@ -1,4 +1,5 @@
-//! What a container needs to use its devices: the responses of all plugins together (`deviceRunContainerOptions`).
+//! What a container needs to use its devices: the responses of all plugins together
+//! (`deviceRunContainerOptions`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,8 +48,8 @@ pub struct DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// Merges the responses of a container's plugins. Where two responses have the same variable, annotation or path, that of the
-    /// resource whose name is first counts.
+    /// Merges the responses of a container's plugins. Where two responses have the same variable, annotation
+    /// or path, that of the resource whose name is first counts.
     #[must_use]
     pub fn of(allocations: &ContainerAllocations) -> Self {
         let mut options = Self::default();

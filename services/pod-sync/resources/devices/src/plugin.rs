@@ -26,8 +26,8 @@ const DIAL_LIMIT: Duration = Duration::from_secs(10);
 const DIAL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time limit of GetPreferredAllocation. The kubelet has none.
 const PREFERENCE_LIMIT: Duration = Duration::from_secs(10);
-/// Time limit of Allocate, with the wait for earlier calls of the plugin. Plugins that program a device are slow; the kubelet has no
-/// limit.
+/// Time limit of Allocate, with the wait for earlier calls of the plugin. Plugins that program a device are
+/// slow; the kubelet has no limit.
 const ALLOCATE_LIMIT: Duration = Duration::from_secs(120);
 /// Time limit of PreStartContainer (`KubeletPreStartContainerRPCTimeoutInSecs`).
 const PRE_START_LIMIT: Duration = Duration::from_secs(30);
@@ -209,7 +209,8 @@ impl DevicePlugin {
             let _turn = self.calls.lock().await;
             rpc(deadline).await
         };
-        // A call that is dropped is cancelled at the plugin. A device that it has prepared stays so: the API has no call for its end.
+        // A call that is dropped is cancelled at the plugin. A device that it has prepared stays so: the API
+        // has no call for its end.
         let answer = tokio::select! {
             answer = tokio::time::timeout(limit, turn) => answer,
             () = cancel.cancelled() => return CallEnd::Cancelled,

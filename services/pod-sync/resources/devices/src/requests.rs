@@ -17,8 +17,9 @@ pub struct ContainerRequest {
     pub resources: BTreeMap<String, usize>,
 }
 
-/// Returns the requests of the containers of a pod in the order of their starts. Resources without a domain, and those that are
-/// mapped to a claim, are left out. A request equals its limit, since extended resources cannot be overcommitted.
+/// Returns the requests of the containers of a pod in the order of their starts. Resources without a domain,
+/// and those that are mapped to a claim, are left out. A request equals its limit, since extended resources
+/// cannot be overcommitted.
 #[must_use]
 pub fn requests(pod: &Pod) -> Vec<ContainerRequest> {
     let spec = pods::spec(pod);

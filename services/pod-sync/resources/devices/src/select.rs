@@ -2,7 +2,8 @@
 
 use crate::device::{DeviceId, DeviceIds};
 
-/// Free healthy devices of a resource, by their distance to the NUMA nodes that the pod was given (`filterByAffinity`).
+/// Free healthy devices of a resource, by their distance to the NUMA nodes that the pod was given
+/// (`filterByAffinity`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceGroups {
     /// Devices on a NUMA node of the pod.
@@ -66,8 +67,9 @@ pub struct DeviceShortage {
     pub available: usize,
 }
 
-/// Selects `required` devices. Those that an earlier init container leaves are first, then devices that are aligned, then those that
-/// the plugin prefers. Where none of these decides, the lowest IDs are selected, so that the result does not depend on chance.
+/// Selects `required` devices. Those that an earlier init container leaves are first, then devices that are
+/// aligned, then those that the plugin prefers. Where none of these decides, the lowest IDs are selected, so
+/// that the result does not depend on chance.
 ///
 /// # Errors
 /// Returns the number of free devices if they do not suffice.

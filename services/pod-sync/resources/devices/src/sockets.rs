@@ -3,8 +3,8 @@
 use std::io;
 use std::path::Path;
 
-/// Removes the sockets of a directory: plugins whose socket disappears register again (`CleanupPluginDirectory`). Other files, and
-/// links, stay. Blocks.
+/// Removes the sockets of a directory: plugins whose socket disappears register again
+/// (`CleanupPluginDirectory`). Other files, and links, stay. Blocks.
 ///
 /// # Errors
 /// The directory cannot be read.

@@ -17,7 +17,8 @@ const LAST_LEVEL: u32 = 3;
 pub struct Machine {
     /// The CPUs that are online.
     pub cpus: CpuTopology,
-    /// The NUMA nodes, also those without CPUs. Where the kernel has no NUMA nodes, each socket is one, with its number.
+    /// The NUMA nodes, also those without CPUs. Where the kernel has no NUMA nodes, each socket is one, with
+    /// its number.
     pub nodes: BTreeMap<NumaNode, NodeMemory>,
 }
 
@@ -59,7 +60,8 @@ pub enum DiscoverError {
     NoCpus,
 }
 
-/// Reads the machine below `sys`, which is `/sys` on a machine (cAdvisor's `utils/sysinfo: GetNodesInfo`). Blocks.
+/// Reads the machine below `sys`, which is `/sys` on a machine (cAdvisor's `utils/sysinfo: GetNodesInfo`).
+/// Blocks.
 ///
 /// # Errors
 /// See [`DiscoverError`]. Caches, memory, huge pages and distances may be absent.
@@ -134,7 +136,8 @@ impl Sysfs {
         self.system.join(format!("cpu/cpu{cpu}/topology/{name}"))
     }
 
-    /// Returns the cores of a NUMA node. A CPU that is offline, or that the kernel gives no core, belongs to none.
+    /// Returns the cores of a NUMA node. A CPU that is offline, or that the kernel gives no core, belongs to
+    /// none.
     fn cores(&self, cpus: impl IntoIterator<Item = CpuId>) -> Result<Vec<Core>, DiscoverError> {
         let mut cores: BTreeMap<(i64, i64), BTreeSet<CpuId>> = BTreeMap::new();
         for cpu in cpus {
@@ -209,7 +212,8 @@ fn memory_total(text: &str) -> Option<u64> {
     words.next().filter(|unit| *unit == "kB").map(|_| kibibytes.saturating_mul(1024))
 }
 
-/// Returns the distances of a node. The file has one for each node that is online, in the order of their numbers.
+/// Returns the distances of a node. The file has one for each node that is online, in the order of their
+/// numbers.
 fn distances(
     dir: &Path,
     node_dirs: &BTreeMap<u64, PathBuf>,
@@ -225,7 +229,8 @@ fn distances(
     nodes.zip(values).map(|(node, distance)| Ok((node?, distance))).collect()
 }
 
-/// Returns the directories of `dir` whose names are a prefix and a number. A directory that does not exist has none.
+/// Returns the directories of `dir` whose names are a prefix and a number. A directory that does not exist
+/// has none.
 fn numbered(dir: &Path, prefix: &str) -> Result<BTreeMap<u64, PathBuf>, DiscoverError> {
     let number = |name: &str| name.strip_prefix(prefix)?.parse().ok();
     Ok(entries(dir)?.into_iter().filter_map(|(name, path)| Some((number(&name)?, path))).collect())

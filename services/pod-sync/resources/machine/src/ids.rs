@@ -51,7 +51,8 @@ free_id! {
     SocketId(i64)
 }
 free_id! {
-    /// A last-level cache that some cores of a NUMA node share. If all of them share it, the number is that of the socket.
+    /// A last-level cache that some cores of a NUMA node share. If all of them share it, the number is that
+    /// of the socket.
     CacheId(i64)
 }
 id! {

@@ -1,8 +1,8 @@
-//! The machine as the managers of CPUs, memory and topology use it: sockets, NUMA nodes, caches and cores, with memory, huge pages and
-//! distances of each NUMA node.
+//! The machine as the managers of CPUs, memory and topology use it: sockets, NUMA nodes, caches and cores,
+//! with memory, huge pages and distances of each NUMA node.
 //!
-//! [`discover()`] reads them from sysfs, by the rules of cAdvisor, so that a kubelet on the same machine has the same values.
-//! [`CpuSet`] and [`NumaNodes`] are the sets that the managers compute with.
+//! [`discover()`] reads them from sysfs, by the rules of cAdvisor, so that a kubelet on the same machine has
+//! the same values. [`CpuSet`] and [`NumaNodes`] are the sets that the managers compute with.
 
 // A value of a machine or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]

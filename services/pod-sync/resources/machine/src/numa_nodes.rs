@@ -55,8 +55,8 @@ impl NumaNodes {
         NumaNode::all().filter(move |node| self.contains(*node))
     }
 
-    /// Returns each subset that is not empty: the small ones first, those of one size in the order of their nodes
-    /// (`IterateBitMasks`).
+    /// Returns each subset that is not empty: the small ones first, those of one size in the order of their
+    /// nodes (`IterateBitMasks`).
     pub fn subsets(self) -> impl Iterator<Item = Self> {
         let nodes: Vec<NumaNode> = self.iter().collect();
         (1..=nodes.len()).flat_map(move |size| {
@@ -87,7 +87,8 @@ impl fmt::Display for NumaNodes {
     }
 }
 
-/// The combinations of some items, in the order of the items. Each is computed when it is needed, since there may be many.
+/// The combinations of some items, in the order of the items. Each is computed when it is needed, since there
+/// may be many.
 #[derive(Debug, Clone)]
 pub struct Combinations<T> {
     items: Vec<T>,
@@ -96,7 +97,8 @@ pub struct Combinations<T> {
 }
 
 impl<T: Clone> Combinations<T> {
-    /// Returns the combinations of `size` items. There is none of more items than there are, and none of no items.
+    /// Returns the combinations of `size` items. There is none of more items than there are, and none of no
+    /// items.
     #[must_use]
     pub fn new(items: Vec<T>, size: usize) -> Self {
         let exists = (1..=items.len()).contains(&size);

@@ -21,8 +21,8 @@ pub struct MemoryBlock {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct PodMemory {
     blocks: Vec<MemoryBlock>,
-    /// Containers whose part no other container of the pod uses. Empty after a restart, until the pod is seen: the state file does
-    /// not have them.
+    /// Containers whose part no other container of the pod uses. Empty after a restart, until the pod is
+    /// seen: the state file does not have them.
     exclusive: BTreeSet<String>,
 }
 
@@ -57,15 +57,16 @@ impl MemoryAssignments {
         self.pods.iter().map(|(pod, own)| (pod.as_str(), own.blocks.as_slice()))
     }
 
-    /// Returns the containers that have memory, alone or with others of their pod: UID of the pod, name of the container, blocks.
+    /// Returns the containers that have memory, alone or with others of their pod: UID of the pod, name of
+    /// the container, blocks.
     pub fn all(&self) -> impl Iterator<Item = (&str, &str, &[MemoryBlock])> {
         self.containers.iter().flat_map(|(pod, containers)| {
             containers.iter().map(move |(name, blocks)| (pod.as_str(), name.as_str(), blocks.as_slice()))
         })
     }
 
-    /// Returns what is taken from the NUMA nodes: the memory of whole pods, and that of the containers of other pods. The name of the container
-    /// is empty for a pod.
+    /// Returns what is taken from the NUMA nodes: the memory of whole pods, and that of the containers of
+    /// other pods. The name of the container is empty for a pod.
     pub(crate) fn taken(&self) -> impl Iterator<Item = (&str, &str, &[MemoryBlock])> {
         let pods = self.pods().map(|(pod, blocks)| (pod, "", blocks));
         pods.chain(self.all().filter(|(pod, ..)| !self.pods.contains_key(*pod)))
@@ -88,7 +89,8 @@ impl MemoryAssignments {
         }
     }
 
-    /// Removes a container, and returns the memory that is free then: that of a whole pod after its last container.
+    /// Removes a container, and returns the memory that is free then: that of a whole pod after its last
+    /// container.
     pub(crate) fn remove(&mut self, pod: &str, container: &str) -> Option<Vec<MemoryBlock>> {
         let containers = self.containers.get_mut(pod)?;
         let removed = containers.remove(container);

@@ -1,4 +1,5 @@
-//! The kubelet's file `memory_manager_state` (`pkg/kubelet/cm/memorymanager/state`): JSON with a checksum of what Go prints for the data.
+//! The kubelet's file `memory_manager_state` (`pkg/kubelet/cm/memorymanager/state`): JSON with a checksum of
+//! what Go prints for the data.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -100,8 +101,9 @@ struct FileBlock {
     size: u64,
 }
 
-/// Returns the content of a state file. With `has_pods` it is that of kubelet 1.37, else that of earlier ones. Earlier kubelets, and 1.37
-/// without the feature gate, read it without the memory of whole pods: a node that has such pods must be drained first.
+/// Returns the content of a state file. With `has_pods` it is that of kubelet 1.37, else that of earlier
+/// ones. Earlier kubelets, and 1.37 without the feature gate, read it without the memory of whole pods: a
+/// node that has such pods must be drained first.
 ///
 /// # Errors
 /// Serialization failed, which strings and numbers do not cause.

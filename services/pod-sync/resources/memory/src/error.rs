@@ -4,7 +4,8 @@ use pod_sync_decisions::status::KillCause;
 
 use crate::kind::MemoryKind;
 
-/// A container of a pod that has memory as a whole would have none of it. The texts are the kubelet's (`validatePodScopeResources`).
+/// A container of a pod that has memory as a whole would have none of it. The texts are the kubelet's
+/// (`validatePodScopeResources`).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EmptyPodMemory {
     /// An init container requests more than the sidecars before it leave.
@@ -40,7 +41,8 @@ pub enum MemoryError {
     /// The request fits, but not on as few nodes as the topology manager expects.
     #[error("[memorymanager] failed to find the default preferred hint")]
     NotPreferred,
-    /// The nodes that the topology manager selected have too little memory, and no larger set of nodes has enough.
+    /// The nodes that the topology manager selected have too little memory, and no larger set of nodes has
+    /// enough.
     #[error("[memorymanager] failed to find NUMA nodes to extend the current topology hint")]
     NoMoreNodes,
     /// With more nodes than the topology manager selected the request fits, but not on as few as it expects.
@@ -82,7 +84,8 @@ impl MemoryError {
     }
 }
 
-/// The assignments of a state file do not fit the machine or the reservation. The node must be drained, and the file removed.
+/// The assignments of a state file do not fit the machine or the reservation. The node must be drained, and
+/// the file removed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidMemoryState {
     /// There are assignments, and no NUMA nodes.

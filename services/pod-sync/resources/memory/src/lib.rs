@@ -1,8 +1,9 @@
 //! Memory and huge pages of containers on NUMA nodes (`pkg/kubelet/cm/memorymanager`): plain functions.
 //!
-//! With the policy `Static`, each container of a Guaranteed pod gets the NUMA nodes that its memory comes from, and the sum of the
-//! requests on a node does not exceed its memory. A node is in one group of nodes at a time: its memory is given either on its own, or
-//! together with that of the others. [`MemoryManager`] has the assignments, [`checkpoint`] is the kubelet's state file.
+//! With the policy `Static`, each container of a Guaranteed pod gets the NUMA nodes that its memory comes
+//! from, and the sum of the requests on a node does not exceed its memory. A node is in one group of nodes at
+//! a time: its memory is given either on its own, or together with that of the others. [`MemoryManager`] has
+//! the assignments, [`checkpoint`] is the kubelet's state file.
 
 // A value of a pod or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]

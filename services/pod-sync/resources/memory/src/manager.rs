@@ -28,8 +28,9 @@ impl MemoryManager {
     /// Name of the policy in the configuration and in the state file.
     pub const POLICY: &'static str = "Static";
 
-    /// Returns a manager that continues with the content of the state file, which may be empty (`validateState`). `unused` is the
-    /// memory of this machine. The memory of whole pods is free if `level` has none, or if no container is left.
+    /// Returns a manager that continues with the content of the state file, which may be empty
+    /// (`validateState`). `unused` is the memory of this machine. The memory of whole pods is free if `level`
+    /// has none, or if no container is left.
     ///
     /// # Errors
     /// See [`InvalidMemoryState`]. The node must be drained, and the file removed.
@@ -104,7 +105,8 @@ impl MemoryManager {
         (!nodes.is_empty()).then_some(nodes)
     }
 
-    /// Returns the hints for a request, one list for each kind of memory (`GetTopologyHints`, `GetPodTopologyHints`).
+    /// Returns the hints for a request, one list for each kind of memory (`GetTopologyHints`,
+    /// `GetPodTopologyHints`).
     #[must_use]
     pub fn hints(&self, requests: &PodMemoryRequests, scope: RequestScope<'_>) -> Vec<Hints> {
         if let (Some(budget), RequestScope::Pod) = (&requests.budget, scope) {
@@ -139,17 +141,20 @@ impl MemoryManager {
         }
     }
 
-    /// Returns the manager without the memory that containers of a pod have on their own, as with another scope.
+    /// Returns the manager without the memory that containers of a pod have on their own, as with another
+    /// scope.
     fn without_containers(&self, requests: &PodMemoryRequests) -> Self {
         let mut next = self.clone();
         requests.containers.iter().for_each(|request| next.release(&requests.pod, &request.container));
         next
     }
 
-    /// Gives a pod its memory as a whole, and its containers parts of it (`AllocatePod`). A pod that has memory keeps it.
+    /// Gives a pod its memory as a whole, and its containers parts of it (`AllocatePod`). A pod that has
+    /// memory keeps it.
     ///
     /// # Errors
-    /// No nodes have enough memory, not the nodes that the hint requires, or a container would have none. No assignment has changed.
+    /// No nodes have enough memory, not the nodes that the hint requires, or a container would have none. No
+    /// assignment has changed.
     pub fn allocate_pod(&mut self, requests: &PodMemoryRequests, hint: Hint) -> Result<(), MemoryError> {
         let Some(budget) = &requests.budget else { return Ok(()) };
         requests.check_pool(budget)?;
@@ -173,7 +178,8 @@ impl MemoryManager {
         Ok(())
     }
 
-    /// Takes over which containers have memory of their own, for a pod that has memory as a whole: the state file does not have it.
+    /// Takes over which containers have memory of their own, for a pod that has memory as a whole: the state
+    /// file does not have it.
     pub fn recognize(&mut self, requests: &PodMemoryRequests) {
         let exclusive = requests.containers.iter().filter(|request| !request.amounts.is_empty());
         let exclusive = exclusive.map(|request| request.container.clone()).collect();
@@ -182,7 +188,8 @@ impl MemoryManager {
 
     fn hints_of_each(&self, pod: &str, amounts: &Amounts) -> Vec<Hints> {
         let hints = self.hints_for(pod, amounts);
-        // As in the kubelet, a request that fits nowhere has no preference: its allocation fails later, with a text that says why.
+        // As in the kubelet, a request that fits nowhere has no preference: its allocation fails later, with
+        // a text that says why.
         if hints.is_empty() { vec![Hints::AnyNodes] } else { vec![Hints::OneOf(hints); amounts.len()] }
     }
 
@@ -209,9 +216,9 @@ impl MemoryManager {
         subsets.map(|nodes| Hint { nodes: Some(nodes), is_preferred: nodes.len() == fewest }).collect()
     }
 
-    /// Gives a container its memory, on the NUMA nodes that the topology manager selected if it did. A container that has memory keeps
-    /// it. The containers of a pod must be given their memory in the order of their starts, and those of one pod before those of the
-    /// next, so that init containers leave theirs.
+    /// Gives a container its memory, on the NUMA nodes that the topology manager selected if it did. A
+    /// container that has memory keeps it. The containers of a pod must be given their memory in the order of
+    /// their starts, and those of one pod before those of the next, so that init containers leave theirs.
     ///
     /// # Errors
     /// No nodes have enough memory, or not the nodes that the hint requires. No assignment has changed.
@@ -279,8 +286,8 @@ impl MemoryManager {
         of_pod.and_then(|(_, reusable)| reusable.get(&(nodes, kind.clone()))).copied().unwrap_or(0)
     }
 
-    /// Adds the memory of an init container to what later containers can use, or takes away what a container uses
-    /// (`updatePodReusableMemory`).
+    /// Adds the memory of an init container to what later containers can use, or takes away what a container
+    /// uses (`updatePodReusableMemory`).
     fn update_reusable(&mut self, pod: &str, kind: ContainerKind, blocks: &[MemoryBlock]) {
         let mut reusable = match self.reusable.take() {
             Some((owner, reusable)) if owner == pod => reusable,
@@ -297,8 +304,8 @@ impl MemoryManager {
         self.reusable = Some((pod.to_owned(), reusable));
     }
 
-    /// Takes what a container uses again away from the blocks of the init containers before it, so that the blocks of a pod add up to
-    /// what it has (`updateInitContainersMemoryBlocks`).
+    /// Takes what a container uses again away from the blocks of the init containers before it, so that the
+    /// blocks of a pod add up to what it has (`updateInitContainersMemoryBlocks`).
     fn shrink_init_containers(
         &mut self,
         requests: &PodMemoryRequests,
@@ -325,7 +332,8 @@ impl MemoryManager {
         }
     }
 
-    /// Ends the assignments of the init containers that ended before a container of their pod starts (`AddContainer`).
+    /// Ends the assignments of the init containers that ended before a container of their pod starts
+    /// (`AddContainer`).
     pub fn start(&mut self, requests: &PodMemoryRequests, container: &str) {
         let before = requests.containers.iter().take_while(|earlier| earlier.container != container);
         for earlier in before.filter(|earlier| earlier.kind == ContainerKind::Init) {
@@ -333,16 +341,16 @@ impl MemoryManager {
         }
     }
 
-    /// Ends the assignment of a container that does not start again. The admission of its pod is over: what its init containers leave
-    /// is no longer held for it.
+    /// Ends the assignment of a container that does not start again. The admission of its pod is over: what
+    /// its init containers leave is no longer held for it.
     pub fn release(&mut self, pod: &str, container: &str) {
         self.reusable.take_if(|(owner, _)| owner == pod);
         let blocks = self.assignments.remove(pod, container).unwrap_or_default();
         self.give_back(&blocks);
     }
 
-    /// Ends the assignments of all containers that are not active (`removeStaleState`). Containers of a pod that is being admitted are
-    /// active.
+    /// Ends the assignments of all containers that are not active (`removeStaleState`). Containers of a pod
+    /// that is being admitted are active.
     pub fn retain(&mut self, is_active: impl Fn(&str, &str) -> bool) {
         let stale = self.assignments.all().filter(|(pod, container, _)| !is_active(pod, container));
         let stale: Vec<_> = stale.map(|(pod, container, _)| (pod.to_owned(), container.to_owned())).collect();
@@ -352,9 +360,9 @@ impl MemoryManager {
     }
 }
 
-/// Returns the memory of a state file without that of the pods that have ended, or `None` if the rest is not `expected`. A kubelet
-/// removes the last container, frees the memory and removes the pod with three writes: the memory of most pods is free already, and
-/// that of the last one may not be.
+/// Returns the memory of a state file without that of the pods that have ended, or `None` if the rest is not
+/// `expected`. A kubelet removes the last container, frees the memory and removes the pod with three writes:
+/// the memory of most pods is free already, and that of the last one may not be.
 fn without_ended_pods(
     restored: NodeTables,
     expected: &NodeTables,
@@ -382,8 +390,8 @@ fn blocks_on(nodes: NumaNodes, amounts: &Amounts) -> Vec<MemoryBlock> {
     amounts.iter().map(block).collect()
 }
 
-/// Returns the nodes that a container or a pod has as hints. A request that has changed has no preference: the container keeps what it has
-/// (`regenerateHints`).
+/// Returns the nodes that a container or a pod has as hints. A request that has changed has no preference:
+/// the container keeps what it has (`regenerateHints`).
 fn hints_again(blocks: &[MemoryBlock], amounts: &Amounts) -> Vec<Hints> {
     let is_same = |block: &MemoryBlock| amounts.get(&block.kind) == Some(&block.bytes);
     if blocks.len() != amounts.len() || !blocks.iter().all(is_same) {

@@ -1,4 +1,5 @@
-//! The memory of each NUMA node, and how much of it is free (`pkg/kubelet/cm/memorymanager/state: NUMANodeMap`).
+//! The memory of each NUMA node, and how much of it is free
+//! (`pkg/kubelet/cm/memorymanager/state: NUMANodeMap`).
 
 use std::collections::BTreeMap;
 
@@ -99,8 +100,8 @@ impl NodeTables {
         nodes.iter().fold(0, |sum, node| sum.saturating_add(value(self.table(node, kind))))
     }
 
-    /// Returns whether the memory of these nodes may be given together: a node alone unless it is in a group, and several nodes if
-    /// each is unused or in this very group.
+    /// Returns whether the memory of these nodes may be given together: a node alone unless it is in a group,
+    /// and several nodes if each is unused or in this very group.
     pub(crate) fn may_group(&self, nodes: NumaNodes) -> bool {
         if nodes.len() == 1 {
             return nodes.iter().all(|node| self.group(node).len() <= 1);
@@ -150,7 +151,8 @@ impl NodeTables {
         }
     }
 
-    /// Returns whether both are the same but for the nodes of a group that memory comes from (`areMachineStatesEqual`).
+    /// Returns whether both are the same but for the nodes of a group that memory comes from
+    /// (`areMachineStatesEqual`).
     pub(crate) fn is_equivalent(&self, other: &Self) -> bool {
         let sums = |tables: &Self, group: NumaNodes, kind: &MemoryKind| {
             (tables.sum(group, kind, |table| table.free), tables.sum(group, kind, |table| table.reserved))

@@ -40,7 +40,8 @@ impl PodMemoryRequests {
         self.containers.iter().find(|request| request.container == name)
     }
 
-    /// Returns the memory that the pod needs at once, of the kinds that a regular container requests (`getPodRequestedResources`).
+    /// Returns the memory that the pod needs at once, of the kinds that a regular container requests
+    /// (`getPodRequestedResources`).
     #[must_use]
     pub fn total(&self) -> Amounts {
         let regular = self.containers.iter().filter(|request| request.kind == ContainerKind::Regular);
@@ -48,7 +49,8 @@ impl PodMemoryRequests {
         kinds.map(|kind| (kind.clone(), self.total_of(kind))).collect()
     }
 
-    /// Checks that each container of a pod with this budget has memory of each kind (`validatePodScopeResources`).
+    /// Checks that each container of a pod with this budget has memory of each kind
+    /// (`validatePodScopeResources`).
     ///
     /// # Errors
     /// The first kind of memory that a container has none of.
@@ -80,8 +82,9 @@ impl PodMemoryRequests {
         if is_empty { Err(EmptyPodMemory::SharedContainer(kind.clone())) } else { Ok(()) }
     }
 
-    /// Divides the memory that a pod has as a whole (`AllocatePod`). Containers with a request get as much as they request. Other init
-    /// containers get what the sidecars before them leave, all others get what is left in the end.
+    /// Divides the memory that a pod has as a whole (`AllocatePod`). Containers with a request get as much as
+    /// they request. Other init containers get what the sidecars before them leave, all others get what is
+    /// left in the end.
     pub(crate) fn divide(&self, budget: &Amounts) -> BTreeMap<String, Amounts> {
         let without = |pool: &Amounts, taken: &Amounts| -> Amounts {
             let left = |(kind, bytes): (&MemoryKind, &u64)| {
@@ -126,8 +129,9 @@ impl PodMemoryRequests {
     }
 }
 
-/// Returns the requests of a pod; none if its memory comes from any node: it is not Guaranteed, or has resources of the pod level that
-/// `level` does not admit. Of a pod with such resources, only Guaranteed containers have requests.
+/// Returns the requests of a pod; none if its memory comes from any node: it is not Guaranteed, or has
+/// resources of the pod level that `level` does not admit. Of a pod with such resources, only Guaranteed
+/// containers have requests.
 #[must_use]
 pub fn requests(pod: &Pod, level: PodLevel) -> Option<PodMemoryRequests> {
     let has_own = qos::has_pod_level_resources(pod);

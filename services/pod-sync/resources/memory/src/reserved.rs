@@ -39,7 +39,8 @@ pub enum ReservedError {
 }
 
 impl ReservedMemory {
-    /// Returns the reservations if they fit. `of_node` is the sum of the system's and kube's reservation and the eviction threshold.
+    /// Returns the reservations if they fit. `of_node` is the sum of the system's and kube's reservation and
+    /// the eviction threshold.
     ///
     /// # Errors
     /// See [`ReservedError`].

@@ -48,7 +48,8 @@ impl PodRequests {
     }
 }
 
-/// Reason why a pod does not get its CPUs or its memory. The texts are the kubelet's, since they become the message of a rejected pod.
+/// Reason why a pod does not get its CPUs or its memory. The texts are the kubelet's, since they become the
+/// message of a rejected pod.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
     /// The resources cannot be aligned on NUMA nodes.
@@ -210,7 +211,8 @@ impl NodePlacement {
         Ok(())
     }
 
-    /// Takes over which containers of a pod have resources alone: the state files do not have it for those of a pod as a whole.
+    /// Takes over which containers of a pod have resources alone: the state files do not have it for those of
+    /// a pod as a whole.
     pub fn recognize(&mut self, requests: &PodRequests) {
         if let Some(cpus) = &mut self.cpus {
             cpus.recognize(&requests.cpus);
@@ -220,8 +222,8 @@ impl NodePlacement {
         }
     }
 
-    /// Returns the containers with CPUs of their own or of their pod, then those with memory of certain NUMA nodes: UID of the pod, name of
-    /// the container.
+    /// Returns the containers with CPUs of their own or of their pod, then those with memory of certain NUMA
+    /// nodes: UID of the pod, name of the container.
     pub fn holders(&self) -> impl Iterator<Item = (&str, &str)> {
         let exclusive = self.cpus.iter().flat_map(|cpus| cpus.assignments().containers());
         let memory = self.memory.iter().flat_map(|memory| memory.assignments().all());
@@ -229,7 +231,8 @@ impl NodePlacement {
         exclusive.chain(memory.map(|(pod, container, _)| (pod, container)))
     }
 
-    /// Returns whether a container of the pod has CPUs of its own or of the pod, or memory of certain NUMA nodes.
+    /// Returns whether a container of the pod has CPUs of its own or of the pod, or memory of certain NUMA
+    /// nodes.
     #[must_use]
     pub fn holds(&self, pod: &str) -> bool {
         self.holders().any(|(owner, _)| owner == pod)
@@ -251,8 +254,8 @@ impl NodePlacement {
             || self.memory.as_ref().is_some_and(|memory| memory.assignments().pod(pod).is_some())
     }
 
-    /// Ends the memory of a pod whose init containers have left theirs to later containers: all of them start again, and would not find
-    /// as much.
+    /// Ends the memory of a pod whose init containers have left theirs to later containers: all of them start
+    /// again, and would not find as much.
     fn end_partial_memory(&mut self, requests: &PodRequests) {
         let (Some(memory), Some(requests)) = (&mut self.memory, &requests.memory) else { return };
         if requests.budget.is_some() {
@@ -269,7 +272,8 @@ impl NodePlacement {
         }
     }
 
-    /// Returns the NUMA nodes for the devices of a container, if the containers before it get what they request.
+    /// Returns the NUMA nodes for the devices of a container, if the containers before it get what they
+    /// request.
     ///
     /// # Errors
     /// The reason for the rejection of the pod.
@@ -311,7 +315,8 @@ impl NodePlacement {
         any
     }
 
-    /// Ends the memory of the init containers that ended before a container of their pod starts. Returns whether there was any.
+    /// Ends the memory of the init containers that ended before a container of their pod starts. Returns
+    /// whether there was any.
     pub fn start(&mut self, requests: &PodRequests, container: &str) -> bool {
         let (Some(memory), Some(requests)) = (&mut self.memory, &requests.memory) else { return false };
         let before = memory.assignments().clone();
@@ -319,7 +324,8 @@ impl NodePlacement {
         before != *memory.assignments()
     }
 
-    /// Allocates for the containers up to the one with this name, without it; for all if there is no name. Returns the hint for that one.
+    /// Allocates for the containers up to the one with this name, without it; for all if there is no name.
+    /// Returns the hint for that one.
     fn allocate(
         &mut self,
         requests: &PodRequests,
@@ -363,7 +369,8 @@ impl NodePlacement {
         Ok(none)
     }
 
-    /// Returns whether the policy admits no pod whose resources are on several NUMA nodes (`IsAlignmentGuaranteed`).
+    /// Returns whether the policy admits no pod whose resources are on several NUMA nodes
+    /// (`IsAlignmentGuaranteed`).
     fn guarantees_alignment(&self) -> bool {
         self.topology.name() == PolicyName::SingleNumaNode
     }

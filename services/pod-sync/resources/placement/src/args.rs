@@ -80,14 +80,15 @@ pub struct PlacementArgs {
     /// Option of the policy static, `full-pcpus-only=true`; may be given more than once.
     #[arg(long, value_delimiter = ',', value_parser = quintlet_config::pair, value_name = "OPTION=VALUE")]
     pub cpu_manager_policy_options: Vec<(String, String)>,
-    /// Interval between comparisons of the CPUs of running containers. Changes of the shared CPUs are applied at once.
+    /// Interval between comparisons of the CPUs of running containers. Changes of the shared CPUs are applied
+    /// at once.
     #[arg(long, default_value = "10s", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub cpu_manager_reconcile_period: Duration,
     /// Static: the memory of Guaranteed pods comes from NUMA nodes that have enough of it.
     #[arg(long, default_value = "None", value_parser = names(MemoryPolicyName::ALL, MemoryPolicyName::as_str), value_name = "POLICY")]
     pub memory_manager_policy: MemoryPolicyName,
-    /// Memory of a NUMA node that no pod gets, `0:memory=1Gi,hugepages-2Mi=64Mi`; may be given more than once. Only the policy Static
-    /// uses it.
+    /// Memory of a NUMA node that no pod gets, `0:memory=1Gi,hugepages-2Mi=64Mi`; may be given more than
+    /// once. Only the policy Static uses it.
     #[arg(long, value_delimiter = ';', value_parser = reservation, value_name = "NODE:AMOUNTS")]
     pub reserved_memory: Vec<NodeReservation>,
     /// How CPUs, memory and devices are aligned on NUMA nodes.
@@ -147,7 +148,8 @@ pub struct PlacementSettings {
 }
 
 impl PlacementSettings {
-    /// Returns what the managers do with resources of the pod level: pods have CPUs and memory as a whole if they are aligned so.
+    /// Returns what the managers do with resources of the pod level: pods have CPUs and memory as a whole if
+    /// they are aligned so.
     #[must_use]
     pub fn pod_level(&self) -> PodLevel {
         match (self.has_pod_level, self.topology_policy, self.topology_scope) {

@@ -189,7 +189,8 @@ pub(crate) fn restore_cpus(
     manager.map_err(|reason| StartError::CpuState { path: path.to_owned(), reason })
 }
 
-/// Continues with the memory of a state file, if there is one. `unused` is the memory of the machine; `None` with the policy `None`.
+/// Continues with the memory of a state file, if there is one. `unused` is the memory of the machine; `None`
+/// with the policy `None`.
 pub(crate) fn restore_memory(
     unused: Option<NodeTables>,
     bytes: Option<&[u8]>,

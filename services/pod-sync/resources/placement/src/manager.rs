@@ -97,7 +97,8 @@ impl Placement {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Returns the CPUs and NUMA nodes of the machine; empty if they could not be read and no policy needs them.
+    /// Returns the CPUs and NUMA nodes of the machine; empty if they could not be read and no policy needs
+    /// them.
     #[must_use]
     pub fn machine(&self) -> &Machine {
         &self.shared.machine
@@ -149,7 +150,8 @@ impl Placement {
         }
     }
 
-    /// Gives the containers of a pod their CPUs and memory. The assignments are on disk when this returns. A pod that has some keeps them.
+    /// Gives the containers of a pod their CPUs and memory. The assignments are on disk when this returns. A
+    /// pod that has some keeps them.
     ///
     /// Cancellation safety: the pod may have its assignments, and gets the same ones again.
     ///
@@ -175,8 +177,8 @@ impl Placement {
         self.shared.persist().await.map_err(AdmissionFailure::State)
     }
 
-    /// Gives the containers of a pod that runs already what they request, if they have nothing: the state files may have been removed
-    /// while the pod ran. A pod that runs is never rejected.
+    /// Gives the containers of a pod that runs already what they request, if they have nothing: the state
+    /// files may have been removed while the pod ran. A pod that runs is never rejected.
     pub async fn keep(&self, pod: &Pod, devices: DeviceHints<'_>) {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         {
@@ -253,7 +255,8 @@ impl Placement {
         }
     }
 
-    /// Ends the assignments of pods that are not known. Returns whether there were any: the state is then to be written.
+    /// Ends the assignments of pods that are not known. Returns whether there were any: the state is then to
+    /// be written.
     #[must_use]
     pub fn retain(&self, is_known: impl Fn(&str) -> bool) -> bool {
         let mut node = self.shared.node.lock();
@@ -267,7 +270,8 @@ impl Placement {
         self.shared.persist_or_log().await;
     }
 
-    /// Returns the containers whose CPUs the runtime must change. `running` are all containers that run, without the CPUs that they have.
+    /// Returns the containers whose CPUs the runtime must change. `running` are all containers that run,
+    /// without the CPUs that they have.
     pub(crate) fn updates(&self, running: &mut [RunningContainer]) -> Vec<CpuUpdate> {
         let node = self.shared.node.lock();
         let Some(cpus) = node.cpus() else { return Vec::new() };
@@ -285,7 +289,8 @@ impl Placement {
         self.shared.applied.lock().insert(update.id, update.cpus);
     }
 
-    /// Waits until the CPUs of running containers may differ from those that they should have. Dropping the future loses no change.
+    /// Waits until the CPUs of running containers may differ from those that they should have. Dropping the
+    /// future loses no change.
     pub(crate) async fn changed(&self) {
         self.shared.changed.notified().await;
     }

@@ -254,7 +254,8 @@ impl PlacementMetrics {
     }
 }
 
-/// Returns the number of exclusive CPUs on each NUMA node. CPUs that an init container left to a later one count once.
+/// Returns the number of exclusive CPUs on each NUMA node. CPUs that an init container left to a later one
+/// count once.
 fn exclusive_per_node(cpus: &CpuManager) -> BTreeMap<NumaNode, usize> {
     let topology = cpus.policy().topology();
     let exclusive = topology.cpus().difference(&cpus.assignments().shared);

@@ -42,8 +42,8 @@ impl std::fmt::Debug for ReconcileContext {
 }
 
 impl Placement {
-    /// Updates containers whenever the shared CPUs change, and retries failed updates after each period, until the stop. Ends at once with
-    /// the policy `none`.
+    /// Updates containers whenever the shared CPUs change, and retries failed updates after each period,
+    /// until the stop. Ends at once with the policy `none`.
     pub async fn reconcile(self, context: ReconcileContext) {
         if self.read(|node| node.cpus().is_none()) {
             return;
@@ -92,7 +92,8 @@ impl Placement {
 }
 
 impl ReconcileContext {
-    /// Returns the containers that run or are about to start; `None` before the state of the runtime is known.
+    /// Returns the containers that run or are about to start; `None` before the state of the runtime is
+    /// known.
     fn running(&self) -> Option<Vec<RunningContainer>> {
         let pods = self.pleg.all()?;
         let managed = pods.iter().filter(|pod| (self.is_managed)(&pod.pod.uid));

@@ -14,7 +14,8 @@ use crate::args::{CpuPolicyName, MemoryPolicyName, PlacementSettings};
 /// Memory of each NUMA node of [`write_machine`].
 pub(crate) const NODE_BYTES: u64 = 4 << 30;
 
-/// Writes the sysfs of a machine with this number of NUMA nodes, each of which has four CPUs on four cores and [`NODE_BYTES`].
+/// Writes the sysfs of a machine with this number of NUMA nodes, each of which has four CPUs on four cores
+/// and [`NODE_BYTES`].
 pub(crate) fn write_machine(sys: &Path, nodes: u32) {
     let write = |path: String, text: &str| {
         let path = sys.join("devices/system").join(path);

@@ -37,8 +37,8 @@ pub struct HeldResources {
 }
 
 impl HeldResources {
-    /// Returns the resources of a pod: those of its sidecars and containers (`v1PodResourcesServer.List`). Init containers have ended,
-    /// and ephemeral containers have no resources.
+    /// Returns the resources of a pod: those of its sidecars and containers (`v1PodResourcesServer.List`).
+    /// Init containers have ended, and ephemeral containers have no resources.
     #[must_use]
     pub fn of_pod(&self, view: &PodView) -> v1::PodResources {
         let spec = pods::spec(&view.pod);
@@ -54,7 +54,8 @@ impl HeldResources {
         }
     }
 
-    /// Returns the resources of a pod in the first version of the API, which has the devices of containers alone.
+    /// Returns the resources of a pod in the first version of the API, which has the devices of containers
+    /// alone.
     #[must_use]
     pub fn of_pod_alpha(&self, view: &PodView) -> v1alpha1::PodResources {
         let devices = |container: &Container| {
@@ -106,7 +107,8 @@ impl HeldResources {
         })
     }
 
-    /// Returns the prepared devices that a container may use, by claim. None if a claim is not prepared for the pod.
+    /// Returns the prepared devices that a container may use, by claim. None if a claim is not prepared for
+    /// the pod.
     fn claims_of(&self, view: &PodView, container: &Container) -> Vec<v1::DynamicResource> {
         let requests = container_requests(&view.pod, container).unwrap_or_default();
         if requests.is_empty() {

@@ -17,7 +17,8 @@ use crate::service::PodResourcesApi;
 const MODE: u32 = 0o600;
 /// Largest request: a name and a namespace, with room for fields of later versions.
 const MOST_REQUEST_BYTES: usize = 64 << 10;
-/// A node has a handful of agents. Together with the size of an answer, this bounds the memory for clients that do not read.
+/// A node has a handful of agents. Together with the size of an answer, this bounds the memory for clients
+/// that do not read.
 const LIMITS: GuestLimits = GuestLimits { connections: Share { all: 64, each: 64 }, calls: 8 };
 
 /// Returns the path of the socket.

@@ -24,7 +24,8 @@ use crate::metrics::{ApiMetrics, ApiVersion};
 /// Calls per second, and their burst (`pkg/kubelet/apis/podresources: DefaultQPS`, `DefaultBurstTokens`).
 const CALLS: u32 = 100;
 const BURST: u32 = 10;
-/// Wait before a call beyond the rate is rejected, so that a client that repeats it at once does not keep a processor busy.
+/// Wait before a call beyond the rate is rejected, so that a client that repeats it at once does not keep a
+/// processor busy.
 const REJECTION: Duration = Duration::from_millis(50);
 
 /// The pods of the node.
@@ -52,7 +53,8 @@ struct Shared {
     held: HeldResources,
     clock: Clock,
     limiter: Mutex<Option<RateLimiter>>,
-    /// One answer is made at a time, on a thread for blocking work: a list of many devices takes milliseconds.
+    /// One answer is made at a time, on a thread for blocking work: a list of many devices takes
+    /// milliseconds.
     making: Arc<Semaphore>,
     metrics: ApiMetrics,
 }
@@ -85,8 +87,8 @@ impl PodResourcesApi {
         pods
     }
 
-    /// Returns whether a pod may hold resources (`isPodInactive`). A pod in a terminal phase holds none, unless its containers are being
-    /// stopped.
+    /// Returns whether a pod may hold resources (`isPodInactive`). A pod in a terminal phase holds none,
+    /// unless its containers are being stopped.
     fn is_active(&self, view: &PodView) -> bool {
         let uid = &view.pod_ref.uid;
         let status = view.status.as_deref().or(view.pod.status.as_ref());

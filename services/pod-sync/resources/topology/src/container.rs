@@ -18,7 +18,8 @@ pub enum PodLevel {
     Unmanaged,
     /// The Guaranteed containers of such a pod get CPUs and memory, each on its own.
     Containers,
-    /// The pod gets CPUs and memory as a whole. Its Guaranteed containers get parts of them, its other containers share the rest.
+    /// The pod gets CPUs and memory as a whole. Its Guaranteed containers get parts of them, its other
+    /// containers share the rest.
     Pod,
 }
 

@@ -16,7 +16,8 @@ pub struct Hint {
 pub enum Hints {
     /// The resource is on no NUMA node, or the request is not bound to one.
     AnyNodes,
-    /// One of these can satisfy the request. If there is none, only a policy that requires no alignment admits the pod.
+    /// One of these can satisfy the request. If there is none, only a policy that requires no alignment
+    /// admits the pod.
     OneOf(Vec<Hint>),
 }
 

@@ -1,8 +1,9 @@
-//! The NUMA nodes of a container or a pod, agreed between the resources that it requests (`pkg/kubelet/cm/topologymanager`): plain
-//! functions.
+//! The NUMA nodes of a container or a pod, agreed between the resources that it requests
+//! (`pkg/kubelet/cm/topologymanager`): plain functions.
 //!
-//! Each resource has hints: sets of NUMA nodes that can satisfy the request. [`TopologyPolicy::merge`] intersects a hint of each
-//! resource and returns the best intersection, and whether the pod is admitted with it.
+//! Each resource has hints: sets of NUMA nodes that can satisfy the request. [`TopologyPolicy::merge`]
+//! intersects a hint of each resource and returns the best intersection, and whether the pod is admitted with
+//! it.
 
 // A value of a pod or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]

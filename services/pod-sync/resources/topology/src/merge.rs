@@ -21,13 +21,15 @@ impl<'a> Closeness<'a> {
         Self { distances }
     }
 
-    /// Compares by the number of nodes, then by the mean distance if distances count, then by the lowest nodes.
+    /// Compares by the number of nodes, then by the mean distance if distances count, then by the lowest
+    /// nodes.
     fn compare(self, left: NumaNodes, right: NumaNodes) -> Ordering {
         let by_distance = || self.mean_distance(left).total_cmp(&self.mean_distance(right));
         left.len().cmp(&right.len()).then_with(by_distance).then_with(|| left.cmp(&right))
     }
 
-    /// Returns the mean distance between each two of the nodes, each with itself included; 0 if distances do not count.
+    /// Returns the mean distance between each two of the nodes, each with itself included; 0 if distances do
+    /// not count.
     fn mean_distance(self, nodes: NumaNodes) -> f64 {
         let Some(distances) = self.distances else { return 0.0 };
         let between =
@@ -81,7 +83,8 @@ impl Partial {
     }
 }
 
-/// Returns the best intersection of one hint of each list. It is not preferred, and has all nodes, if each intersection is empty.
+/// Returns the best intersection of one hint of each list. It is not preferred, and has all nodes, if each
+/// intersection is empty.
 pub(crate) fn best(all: NumaNodes, lists: &[Vec<Hint>], closeness: Closeness<'_>) -> Hint {
     let start = BTreeSet::from([Partial::AnyNodes { is_preferred: true }]);
     let merged = lists.iter().fold(start, |partials, list| {
@@ -100,15 +103,15 @@ pub(crate) fn best(all: NumaNodes, lists: &[Vec<Hint>], closeness: Closeness<'_>
     Hint { nodes: Some(nodes), is_preferred }
 }
 
-/// Returns the number of nodes that a hint which is not preferred should have: the number that the resource with the widest hints
-/// needs at least (`maxOfMinAffinityCounts`).
+/// Returns the number of nodes that a hint which is not preferred should have: the number that the resource
+/// with the widest hints needs at least (`maxOfMinAffinityCounts`).
 fn most_of_fewest(lists: &[Vec<Hint>]) -> usize {
     let fewest = |list: &Vec<Hint>| list.iter().filter_map(|hint| hint.nodes).map(NumaNodes::len).min();
     lists.iter().filter_map(fewest).max().unwrap_or(0)
 }
 
-/// Compares the numbers of nodes of two hints that are not preferred: the one that is nearer to the aim from below is better, and
-/// one above the aim is worse than any below it.
+/// Compares the numbers of nodes of two hints that are not preferred: the one that is nearer to the aim from
+/// below is better, and one above the aim is worse than any below it.
 fn compare_to_aim(aim: usize, left: NumaNodes, right: NumaNodes) -> Ordering {
     let rank = |nodes: NumaNodes| {
         let below = aim.checked_sub(nodes.len());

@@ -55,7 +55,8 @@ pub enum TopologyOptionError {
 }
 
 impl TopologyOptions {
-    /// Parses the options of the configuration. Both are generally available, so that no feature gate is needed.
+    /// Parses the options of the configuration. Both are generally available, so that no feature gate is
+    /// needed.
     ///
     /// # Errors
     /// See [`TopologyOptionError`].

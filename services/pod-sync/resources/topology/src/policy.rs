@@ -16,7 +16,8 @@ pub enum PolicyName {
     None,
     /// Resources are aligned where that is possible.
     BestEffort,
-    /// A pod is rejected if its resources need more NUMA nodes than the machine would need with all of them free.
+    /// A pod is rejected if its resources need more NUMA nodes than the machine would need with all of them
+    /// free.
     Restricted,
     /// A pod is rejected if its resources need more than one NUMA node.
     SingleNumaNode,
@@ -98,7 +99,8 @@ pub enum UnsupportedMachine {
     NoDistances,
 }
 
-/// The resources of a pod cannot be aligned. The pod is rejected with this reason and text, which are the kubelet's.
+/// The resources of a pod cannot be aligned. The pod is rejected with this reason and text, which are the
+/// kubelet's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TopologyAffinityError {
     /// The pod has no resources of the pod level, or they do not count.

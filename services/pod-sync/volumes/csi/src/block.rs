@@ -7,8 +7,8 @@
 //! | unpublish | remove the link; unmount `dev/<pod UID>`, with a loop device on it; call the driver; remove what it left |
 //! | unstage | remove the publish directory and `dev`; call the driver; remove the staging directory, `vol_data.json` and its directory |
 //!
-//! The kubelet also attaches a loop device to `dev/<pod UID>`, which holds the device open. This crate attaches none, and detaches that of
-//! a kubelet whose volumes it takes over.
+//! The kubelet also attaches a loop device to `dev/<pod UID>`, which holds the device open. This crate
+//! attaches none, and detaches that of a kubelet whose volumes it takes over.
 
 use std::fs;
 use std::io;
@@ -25,8 +25,8 @@ use crate::removal;
 use crate::volume_data::VolumeData;
 
 impl Mounter {
-    /// Stages a block volume (`SetUpDevice`). Returns the staging directory, or `None` if the driver does not stage volumes.
-    /// Call this for those drivers, too: it writes the metadata.
+    /// Stages a block volume (`SetUpDevice`). Returns the staging directory, or `None` if the driver does not
+    /// stage volumes. Call this for those drivers, too: it writes the metadata.
     ///
     /// # Errors
     /// Fails as [`Mounter::stage`] does.
@@ -77,7 +77,8 @@ impl Mounter {
         }
     }
 
-    /// Publishes a staged block volume to a pod (`MapPodDevice`), and returns the path of the pod's link to its device.
+    /// Publishes a staged block volume to a pod (`MapPodDevice`), and returns the path of the pod's link to
+    /// its device.
     ///
     /// # Errors
     /// Fails as [`Mounter::publish`] does. After an error, the volume counts as published.

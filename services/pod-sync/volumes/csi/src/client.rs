@@ -203,7 +203,8 @@ impl ExpansionFailure {
 
 /// A client of a driver's socket. Clones share one connection, which is opened by the first call.
 ///
-/// Cancellation safety: a call whose future is dropped is cancelled, and the driver may or may not execute it.
+/// Cancellation safety: a call whose future is dropped is cancelled, and the driver may or may not execute
+/// it.
 #[derive(Debug, Clone)]
 pub struct DriverClient {
     driver: String,
@@ -493,7 +494,8 @@ impl DriverClient {
     }
 }
 
-/// The paths below a root directory in UTF-8 are UTF-8: their other components are hashes or come from the API.
+/// The paths below a root directory in UTF-8 are UTF-8: their other components are hashes or come from the
+/// API.
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }

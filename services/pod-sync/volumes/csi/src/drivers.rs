@@ -41,8 +41,8 @@ pub struct CsiNodeDriver {
 }
 
 impl CsiNodeDriver {
-    /// Returns the entry for a driver's description of the node. A limit above the largest `i32` becomes that number, and a
-    /// negative one is ignored.
+    /// Returns the entry for a driver's description of the node. A limit above the largest `i32` becomes that
+    /// number, and a negative one is ignored.
     fn of(node: &NodeInfo) -> Self {
         let limit = (node.max_volumes > 0).then(|| i32::try_from(node.max_volumes).unwrap_or(i32::MAX));
         Self { node_id: node.node_id.clone(), topology: node.topology.clone(), allocatable: limit }
@@ -62,8 +62,8 @@ pub struct CsiNode {
     pub drivers: BTreeMap<String, CsiNodeDriver>,
 }
 
-/// The registered drivers. A driver may be registered by several sockets: the one with the highest version is used, and the
-/// others replace it when its socket is removed.
+/// The registered drivers. A driver may be registered by several sockets: the one with the highest version is
+/// used, and the others replace it when its socket is removed.
 #[derive(Debug)]
 pub struct Drivers {
     by_name: Mutex<BTreeMap<String, Vec<Arc<Driver>>>>,

@@ -61,7 +61,8 @@ pub enum CsiError {
     /// There are mounts of a volume whose `vol_data.json` is missing or unreadable, so its driver is unknown.
     #[error("{} is mounted, but its driver is unknown", .0.display())]
     UnknownDriver(PathBuf),
-    /// An operation failed, and what it made could not be removed: a driver may have mounted the volume although its error is final.
+    /// An operation failed, and what it made could not be removed: a driver may have mounted the volume
+    /// although its error is final.
     #[error(transparent)]
     Left(Box<Self>),
     /// A step of an operation failed.

@@ -1,13 +1,17 @@
 //! CSI drivers on the node (`pkg/volume/csi`).
 //!
 //! - [`drivers`]: the registered drivers and their node information, from which the CSINode object is made.
-//! - [`client`]: the calls of one driver, with deadlines and errors that say whether the operation may be in progress.
-//! - [`paths`] and [`volume_data`]: the kubelet's directories and files, so that a node can change agents with volumes mounted.
-//! - [`mount`] and [`block`]: stage, publish, unpublish and unstage as lists of steps. Each step may be the last one before the
-//!   process ends: every operation can be repeated from its start, and undone by its counterpart.
+//! - [`client`]: the calls of one driver, with deadlines and errors that say whether the operation may be in
+//!   progress.
+//! - [`paths`] and [`volume_data`]: the kubelet's directories and files, so that a node can change agents
+//!   with volumes mounted.
+//! - [`mount`] and [`block`]: stage, publish, unpublish and unstage as lists of steps. Each step may be the
+//!   last one before the process ends: every operation can be repeated from its start, and undone by its
+//!   counterpart.
 //! - [`reconstruct`]: the volumes that the directories describe, after a restart.
 //!
-//! This crate has no tasks. Its caller allows one operation per volume at a time. Drivers are called from this crate only.
+//! This crate has no tasks. Its caller allows one operation per volume at a time. Drivers are called from
+//! this crate only.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]

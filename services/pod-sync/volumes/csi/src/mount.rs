@@ -8,8 +8,8 @@
 //! | after an error that is final | remove the mount point; remove `vol_data.json`; remove the directory |
 //! | unpublish, unstage | call the driver; remove the mount point; remove `vol_data.json`; remove the directory |
 //!
-//! `vol_data.json` exists before the first call and until the mount point is gone, so that a process that starts after any step
-//! knows the driver of each mount. A failpoint is before and after each step.
+//! `vol_data.json` exists before the first call and until the mount point is gone, so that a process that
+//! starts after any step knows the driver of each mount. A failpoint is before and after each step.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -71,9 +71,11 @@ pub struct Publish {
     pub fs_group: Option<i64>,
     /// SELinux label to mount with, if the driver supports it.
     pub selinux_label: Option<String>,
-    /// Whether the volume may be mounted already: it was published before, or found on disk. An error then removes nothing.
+    /// Whether the volume may be mounted already: it was published before, or found on disk. An error then
+    /// removes nothing.
     pub mounted_before: bool,
-    /// The reason why the driver does not provide volumes of this mode, if it does not. Such a volume is not published.
+    /// The reason why the driver does not provide volumes of this mode, if it does not. Such a volume is not
+    /// published.
     pub refusal: Option<String>,
 }
 
@@ -102,7 +104,8 @@ pub struct Expand {
 
 /// Mounts and unmounts volumes. It keeps no state: all is on disk and in the drivers.
 ///
-/// Cancellation safety: an operation whose future is dropped ends after its current step. It can be repeated or undone.
+/// Cancellation safety: an operation whose future is dropped ends after its current step. It can be repeated
+/// or undone.
 #[derive(Debug, Clone)]
 pub struct Mounter {
     pub(crate) root: Root,
@@ -124,12 +127,12 @@ impl Mounter {
         Self { limit, ..self }
     }
 
-    /// Stages a volume for all pods of the node (`MountDevice`). Returns its mount point, or `None` if the driver does not
-    /// stage volumes.
+    /// Stages a volume for all pods of the node (`MountDevice`). Returns its mount point, or `None` if the
+    /// driver does not stage volumes.
     ///
     /// # Errors
-    /// Fails if the driver is not registered or refuses, or if a file cannot be written. [`CsiError::certainty`] says whether the
-    /// volume may be staged.
+    /// Fails if the driver is not registered or refuses, or if a file cannot be written.
+    /// [`CsiError::certainty`] says whether the volume may be staged.
     pub async fn stage(&self, args: &Stage) -> Result<Option<PathBuf>, CsiError> {
         let volume = &args.volume;
         let path = self.root.global_mount(&volume.driver, &volume.handle)?;
@@ -165,8 +168,8 @@ impl Mounter {
     /// Publishes a volume to a pod (`SetUpAt`). The volume was staged before, if its driver stages volumes.
     ///
     /// # Errors
-    /// Fails if the driver is not registered or refuses, or if a file cannot be written. [`CsiError::certainty`] says whether the
-    /// volume may be mounted.
+    /// Fails if the driver is not registered or refuses, or if a file cannot be written.
+    /// [`CsiError::certainty`] says whether the volume may be mounted.
     pub async fn publish(&self, args: &Publish) -> Result<Published, CsiError> {
         let volume = &args.volume;
         let path = self.root.mount(&args.pod, &volume.name)?;
@@ -212,11 +215,12 @@ impl Mounter {
         }
     }
 
-    /// Unpublishes a pod's volume and removes its directory (`TearDownAt`). Does nothing if the directory does not exist.
+    /// Unpublishes a pod's volume and removes its directory (`TearDownAt`). Does nothing if the directory
+    /// does not exist.
     ///
     /// # Errors
-    /// Fails if the driver is not registered or refuses, if a mount is left, or if the directory has other content. The volume
-    /// then counts as mounted.
+    /// Fails if the driver is not registered or refuses, if a mount is left, or if the directory has other
+    /// content. The volume then counts as mounted.
     pub async fn unpublish(&self, pod: &str, volume: &str) -> Result<(), CsiError> {
         let path = self.root.mount(pod, volume)?;
         let Some(data) = self.load(&path).await? else {
@@ -234,12 +238,13 @@ impl Mounter {
         })
     }
 
-    /// Unstages the volume at a global mount point and removes its directory (`UnmountDevice`). Does nothing if the directory does
-    /// not exist.
+    /// Unstages the volume at a global mount point and removes its directory (`UnmountDevice`). Does nothing
+    /// if the directory does not exist.
     ///
     /// # Errors
-    /// Returns [`CsiError::InUse`] if a pod has a mount of the volume. Fails if the driver is not registered or refuses, if a mount is left, or if the directory has other content. The volume
-    /// then counts as staged.
+    /// Returns [`CsiError::InUse`] if a pod has a mount of the volume. Fails if the driver is not registered
+    /// or refuses, if a mount is left, or if the directory has other content. The volume then counts as
+    /// staged.
     pub async fn unstage(&self, global_mount: &Path) -> Result<(), CsiError> {
         let Some(data) = self.load(global_mount).await? else {
             return self.remove_unknown(global_mount).await;
@@ -287,7 +292,8 @@ impl Mounter {
         Ok(driver.client.volume_stats(deadline, handle, path).await?)
     }
 
-    /// Returns the usage of the volume at a mount point, or `None` if its driver is unknown or does not report it.
+    /// Returns the usage of the volume at a mount point, or `None` if its driver is unknown or does not
+    /// report it.
     ///
     /// # Errors
     /// Fails if the driver is not registered, or refuses.
@@ -311,7 +317,8 @@ impl Mounter {
         Ok(driver.client.capabilities(Deadline::after(self.limit)).await?.volume_health)
     }
 
-    /// Returns what is wrong with a volume of a driver that reports the health of volumes (`NodeGetVolumeHealth`).
+    /// Returns what is wrong with a volume of a driver that reports the health of volumes
+    /// (`NodeGetVolumeHealth`).
     ///
     /// # Errors
     /// Fails if the driver is not registered, or refuses.
@@ -320,7 +327,8 @@ impl Mounter {
         Ok(driver.client.volume_health(Deadline::after(self.limit), args).await?)
     }
 
-    /// Returns what is wrong with the storage of a driver (`NodeGetStorageHealth`), or `None` if the driver does not report it.
+    /// Returns what is wrong with the storage of a driver (`NodeGetStorageHealth`), or `None` if the driver
+    /// does not report it.
     ///
     /// # Errors
     /// Fails if the driver is not registered, or refuses.
@@ -370,8 +378,8 @@ impl Mounter {
         Ok(step!("volume expanded", driver.client.expand(deadline, call))?)
     }
 
-    /// Writes the metadata if the directory could be created. After an error, as on a full disk, the directory of the mount point
-    /// `new` is removed again, unless something is mounted there.
+    /// Writes the metadata if the directory could be created. After an error, as on a full disk, the
+    /// directory of the mount point `new` is removed again, unless something is mounted there.
     async fn prepared(
         &self,
         created: Result<(), CsiError>,
@@ -394,8 +402,9 @@ impl Mounter {
         step!("volume data written", task::blocking(move || data.save(&dir)))
     }
 
-    /// Reads the metadata of the volume at a mount point. An unreadable file counts as absent if nothing is mounted there: the
-    /// process ended while it wrote the file, which is before the first call of the driver.
+    /// Reads the metadata of the volume at a mount point. An unreadable file counts as absent if nothing is
+    /// mounted there: the process ended while it wrote the file, which is before the first call of the
+    /// driver.
     async fn load(&self, path: &Path) -> Result<Option<VolumeData>, CsiError> {
         let dir = parent(path);
         match task::blocking(move || VolumeData::load(&dir)).await {
@@ -415,7 +424,8 @@ impl Mounter {
         }
     }
 
-    /// Removes the directory of a volume after an error that is final, if `remove_directory` is set, and returns the error.
+    /// Removes the directory of a volume after an error that is final, if `remove_directory` is set, and
+    /// returns the error.
     async fn failed(&self, error: CallError, path: &Path, remove_directory: bool) -> CsiError {
         let error = CsiError::Call(error);
         if !remove_directory || error.certainty() != Certainty::Finished {
@@ -425,8 +435,8 @@ impl Mounter {
     }
 }
 
-/// Returns the error of an operation after the removal of what it made. If something is left, nothing is certain about the volume, so that
-/// it is unmounted with its pod.
+/// Returns the error of an operation after the removal of what it made. If something is left, nothing is
+/// certain about the volume, so that it is unmounted with its pod.
 pub(crate) fn after(error: CsiError, removed: Result<(), CsiError>) -> CsiError {
     match removed {
         Ok(()) => error,
@@ -485,7 +495,8 @@ pub(crate) fn make_directory(dir: &Path) -> Result<(), CsiError> {
     made.map_err(CsiError::file("create directory", dir))
 }
 
-/// Removes the mount point, the metadata file and the directory of a volume. Stops before the metadata file if a mount is left.
+/// Removes the mount point, the metadata file and the directory of a volume. Stops before the metadata file
+/// if a mount is left.
 async fn remove(path: &Path, call: &'static str) -> Result<(), CsiError> {
     let (target, dir) = (path.to_owned(), parent(path));
     if !step!("mount point removed", task::blocking(move || removal::mount_point(&target)))? {

@@ -1,4 +1,5 @@
-//! The kubelet's directories of CSI volumes (`pkg/volume/csi: makeDeviceMountPath, getTargetPath, getVolumePluginDir`).
+//! The kubelet's directories of CSI volumes
+//! (`pkg/volume/csi: makeDeviceMountPath, getTargetPath, getVolumePluginDir`).
 
 use std::path::{Path, PathBuf};
 
@@ -100,7 +101,8 @@ impl Root {
     pub fn block(&self, volume: &str) -> Result<BlockPaths, PathError> {
         let devices = self.csi().join("volumeDevices");
         let name = component("volume name", volume)?;
-        // A PersistentVolume may have the name of one of the two directories, in which case its files would mix with others'.
+        // A PersistentVolume may have the name of one of the two directories, in which case its files would
+        // mix with others'.
         if name == "staging" || name == "publish" {
             return Err(PathError::Unsafe { field: "volume name", value: name.to_owned() });
         }

@@ -1,7 +1,7 @@
 //! Removes the directories of a volume without deleting the content of a mount (`removeMountDir`).
 //!
-//! Only empty directories, the metadata file and a file that served as a mount point are removed. The kernel refuses to remove a
-//! mount point, so a mount that appears concurrently is safe, too. All functions block.
+//! Only empty directories, the metadata file and a file that served as a mount point are removed. The kernel
+//! refuses to remove a mount point, so a mount that appears concurrently is safe, too. All functions block.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,8 @@ pub(crate) fn mount_point(path: &Path) -> Result<bool, CsiError> {
     mount_point::remove(path).map_err(CsiError::file("remove mount point", path))
 }
 
-/// Unmounts the device that is bound on a file, with a loop device that the kubelet attached to the file, and removes the file.
+/// Unmounts the device that is bound on a file, with a loop device that the kubelet attached to the file, and
+/// removes the file.
 pub(crate) fn unmount_device(path: &Path) -> Result<(), CsiError> {
     mount_point::unmount_device(path).map_err(CsiError::file("unmount", path))
 }

@@ -46,7 +46,8 @@ impl AccessMode {
         }
     }
 
-    /// Returns the mode that [`Self::to_csi`] converts to a mode of CSI. Modes that no PersistentVolume has are `None`.
+    /// Returns the mode that [`Self::to_csi`] converts to a mode of CSI. Modes that no PersistentVolume has
+    /// are `None`.
     #[must_use]
     pub fn from_csi(mode: Mode) -> Option<Self> {
         match mode {

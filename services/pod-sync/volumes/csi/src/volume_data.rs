@@ -23,7 +23,8 @@ pub enum LifecycleMode {
     Ephemeral,
 }
 
-/// The content of the file. The kubelet writes fields without a value as empty strings, and reads absent ones as such.
+/// The content of the file. The kubelet writes fields without a value as empty strings, and reads absent ones
+/// as such.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeData {

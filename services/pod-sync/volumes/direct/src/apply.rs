@@ -31,7 +31,8 @@ pub(crate) fn apply(
         },
         PreparedVolume::EmptyDir(dir, quotas) => match dir.set_up(table) {
             Ok(is_new) => {
-                // A container may have filled a volume that was set up before. Moving its files to a project would walk them.
+                // A container may have filled a volume that was set up before. Moving its files to a project
+                // would walk them.
                 if is_new {
                     quotas.assign(&dir.path);
                 }

@@ -1,8 +1,8 @@
 //! Replaces the files of a volume atomically (`pkg/volume/util: AtomicWriter`).
 //!
-//! The files are in a directory named by time and a random suffix. `..data` is a link to it, and each visible name is a link
-//! through `..data`. A new version is written to another directory, then `..data` is replaced by a rename. A reader sees all
-//! old files or all new ones.
+//! The files are in a directory named by time and a random suffix. `..data` is a link to it, and each visible
+//! name is a link through `..data`. A new version is written to another directory, then `..data` is replaced
+//! by a rename. A reader sees all old files or all new ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -93,8 +93,8 @@ fn clean(path: &str) -> Result<PathBuf, AtomicWriteError> {
     }
 }
 
-/// Makes `payload` the content of `volume`. Returns whether anything was written: files with equal bytes are not changed, even
-/// if their modes differ. `own` runs on the new version before it becomes visible.
+/// Makes `payload` the content of `volume`. Returns whether anything was written: files with equal bytes are
+/// not changed, even if their modes differ. `own` runs on the new version before it becomes visible.
 ///
 /// # Errors
 /// A path is invalid, or a file operation failed. Readers then see the previous files.

@@ -14,7 +14,8 @@ use crate::payload;
 /// Reads certificates of ClusterTrustBundles. Errors are the kubelet's texts.
 #[async_trait]
 pub trait TrustAnchors: Send + Sync {
-    /// Returns the certificates of a ClusterTrustBundle as PEM; nothing for an optional one that does not exist.
+    /// Returns the certificates of a ClusterTrustBundle as PEM; nothing for an optional one that does not
+    /// exist.
     ///
     /// # Errors
     /// The object does not exist, or the objects are not known yet.
@@ -22,11 +23,12 @@ pub trait TrustAnchors: Send + Sync {
     /// Cancellation safety: a dropped read has no effect.
     async fn by_name(&self, name: &str, is_optional: bool) -> Result<String, String>;
 
-    /// Returns the certificates of all ClusterTrustBundles of a signer that a selector matches, as PEM. Without a selector,
-    /// none matches.
+    /// Returns the certificates of all ClusterTrustBundles of a signer that a selector matches, as PEM.
+    /// Without a selector, none matches.
     ///
     /// # Errors
-    /// No object matches and `is_optional` is not set, the selector is invalid, or the objects are not known yet.
+    /// No object matches and `is_optional` is not set, the selector is invalid, or the objects are not known
+    /// yet.
     ///
     /// Cancellation safety: a dropped read has no effect.
     async fn by_signer(
@@ -37,8 +39,8 @@ pub trait TrustAnchors: Send + Sync {
     ) -> Result<String, String>;
 }
 
-/// Returns the certificates of a source as PEM. `anchors` is `None` without an API server, and while the feature gate
-/// `ClusterTrustBundleProjection` is off.
+/// Returns the certificates of a source as PEM. `anchors` is `None` without an API server, and while the
+/// feature gate `ClusterTrustBundleProjection` is off.
 ///
 /// # Errors
 /// See [`TrustAnchors`].
@@ -78,8 +80,8 @@ impl fmt::Debug for CredentialBundle {
 
 /// Keys and certificates of the sources `podCertificate` of pods. No call waits.
 pub trait CredentialBundles: Send + Sync {
-    /// Returns the key and the certificates of a source, which is number `index` of its volume. The first call requests the
-    /// certificate.
+    /// Returns the key and the certificates of a source, which is number `index` of its volume. The first
+    /// call requests the certificate.
     ///
     /// # Errors
     /// There is no certificate, with the kubelet's text.

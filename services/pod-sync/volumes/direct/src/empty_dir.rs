@@ -1,4 +1,5 @@
-//! emptyDir volumes, which also hold the files of configMap, secret, projected and downwardAPI volumes (`pkg/volume/emptydir`).
+//! emptyDir volumes, which also hold the files of configMap, secret, projected and downwardAPI volumes
+//! (`pkg/volume/emptydir`).
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -50,7 +51,8 @@ pub(crate) fn medium(
     }
 }
 
-/// Returns the size of a tmpfs: the least of the node's allocatable memory, the pod's limit and the volume's `sizeLimit`.
+/// Returns the size of a tmpfs: the least of the node's allocatable memory, the pod's limit and the volume's
+/// `sizeLimit`.
 #[must_use]
 pub(crate) fn memory_size(pod: &Pod, size_limit: Option<Quantity>, node: &NodeSettings) -> i64 {
     let of_pod = qos::pod_limits(pod).get("memory").copied();
@@ -98,8 +100,9 @@ pub(crate) fn mode(mode: i32) -> u32 {
 #[derive(Debug, Clone)]
 pub(crate) struct EmptyDir {
     pub(crate) path: PathBuf,
-    /// Directory of the marker that exists once the volume is ready. Volumes of files have none: their content is compared at each
-    /// sync, so that nothing depends on it. The kubelet has one for them, and makes it when it takes over.
+    /// Directory of the marker that exists once the volume is ready. Volumes of files have none: their
+    /// content is compared at each sync, so that nothing depends on it. The kubelet has one for them, and
+    /// makes it when it takes over.
     pub(crate) marker_dir: Option<PathBuf>,
     pub(crate) medium: Medium,
     /// Mode of the directory, on a disk and in memory. `None`: 0777, and that of the file system in memory.

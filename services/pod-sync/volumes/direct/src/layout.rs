@@ -39,9 +39,9 @@ pub struct DirectoryError {
     source: io::Error,
 }
 
-/// Makes the root directory a shared mount, which `Bidirectional` mount propagation requires. A directory on a shared mount is
-/// left alone; any other is bind-mounted on itself. Returns whether a mount was created, which remains after the process
-/// ends.
+/// Makes the root directory a shared mount, which `Bidirectional` mount propagation requires. A directory on
+/// a shared mount is left alone; any other is bind-mounted on itself. Returns whether a mount was created,
+/// which remains after the process ends.
 ///
 /// # Errors
 /// The mount table cannot be read, or the mount fails.

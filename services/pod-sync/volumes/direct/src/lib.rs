@@ -1,9 +1,10 @@
 //! Sets up, refreshes and tears down volumes of pods (`pkg/volume`, `pkg/kubelet/volumemanager`).
 //!
-//! [`Volumes`] executes. `pod-sync-volume-manager` has the state and decides which volumes of a pod are due. The only state here is caches:
-//! tokens, projects, and the sizes of volumes. Whether a volume is ready is read from disk and the mount table, so a set-up can be
-//! repeated, also by the next process. Calls for one pod come from that pod's worker, one at a time. API objects are fetched first.
-//! Files are then written in a blocking task, which a caller that is dropped does not interrupt.
+//! [`Volumes`] executes. `pod-sync-volume-manager` has the state and decides which volumes of a pod are due.
+//! The only state here is caches: tokens, projects, and the sizes of volumes. Whether a volume is ready is
+//! read from disk and the mount table, so a set-up can be repeated, also by the next process. Calls for one
+//! pod come from that pod's worker, one at a time. API objects are fetched first. Files are then written in a
+//! blocking task, which a caller that is dropped does not interrupt.
 
 // A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -74,7 +75,8 @@ pub struct Volumes {
     /// `None` without an API server, and while the feature gate `PodCertificateRequest` is off.
     credentials: Option<Arc<dyn CredentialBundles>>,
     quotas: ProjectQuotas,
-    /// Bytes of the files of each volume: the limit is for all volumes of a pod, also if some are set up alone.
+    /// Bytes of the files of each volume: the limit is for all volumes of a pod, also if some are set up
+    /// alone.
     sizes: Arc<Mutex<HashMap<PodUid, BTreeMap<String, usize>>>>,
 }
 
@@ -154,8 +156,9 @@ impl Volumes {
         Self { quotas, ..self }
     }
 
-    /// Creates the pod's directories, and sets up these of its volumes. Repeating it refreshes files and changes nothing else.
-    /// `progress` receives the name and progress of each volume, the results on a thread for blocking work. Returns what failed.
+    /// Creates the pod's directories, and sets up these of its volumes. Repeating it refreshes files and
+    /// changes nothing else. `progress` receives the name and progress of each volume, the results on a
+    /// thread for blocking work. Returns what failed.
     ///
     /// Cancellation safety: volumes whose files are being written are completed.
     ///
@@ -256,7 +259,8 @@ impl Volumes {
         )
     }
 
-    /// Unmounts and removes the subpaths of a pod, and drops its tokens and keys. The containers have stopped. Blocks.
+    /// Unmounts and removes the subpaths of a pod, and drops its tokens and keys. The containers have
+    /// stopped. Blocks.
     ///
     /// # Errors
     /// A mount is busy. It may be called again.
@@ -325,7 +329,8 @@ impl Volumes {
     }
 }
 
-/// Creates the directories that each pod has. `plugins` is made with the first marker, unlike in the kubelet, which makes it for each pod.
+/// Creates the directories that each pod has. `plugins` is made with the first marker, unlike in the kubelet,
+/// which makes it for each pod.
 fn make_pod_dirs(pod_dir: &Path) -> io::Result<()> {
     for dir in [pod_dir.to_owned(), pod_dir.join("volumes")] {
         failpoint::file!("pod directory made", || fs::DirBuilder::new()

@@ -44,7 +44,8 @@ impl VolumeMetrics {
         self.observe_of((plugin, false), operation_name, ok, took);
     }
 
-    /// Records the duration of a completed operation on a volume of this plugin, which may replace an in-tree type.
+    /// Records the duration of a completed operation on a volume of this plugin, which may replace an in-tree
+    /// type.
     pub fn observe_of(
         &self,
         (plugin, migrated): (&str, bool),

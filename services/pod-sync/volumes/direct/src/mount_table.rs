@@ -26,14 +26,15 @@ pub trait MountTable: Send + Sync {
     /// The mount table cannot be read.
     fn entries(&self) -> io::Result<Vec<MountEntry>>;
 
-    /// Returns whether something is mounted on a file or directory. Returns `None` if only [`MountTable::entries`] can answer
-    /// that; reading the whole table is expensive on a full node.
+    /// Returns whether something is mounted on a file or directory. Returns `None` if only
+    /// [`MountTable::entries`] can answer that; reading the whole table is expensive on a full node.
     fn is_mount_point(&self, path: &Path) -> Option<bool> {
         let _ = path;
         None
     }
 
-    /// Returns the type of the file system that is mounted on a directory, or `None` if nothing is mounted there.
+    /// Returns the type of the file system that is mounted on a directory, or `None` if nothing is mounted
+    /// there.
     ///
     /// # Errors
     /// The mount table cannot be read.

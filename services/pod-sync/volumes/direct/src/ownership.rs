@@ -30,15 +30,16 @@ pub struct GroupChange {
     pub root: PathBuf,
     /// Group ID.
     pub group: u32,
-    /// The files are changed only if the group or mode of the root directory differs (`fsGroupChangePolicy: OnRootMismatch`).
+    /// The files are changed only if the group or mode of the root directory differs
+    /// (`fsGroupChangePolicy: OnRootMismatch`).
     pub only_if_root_differs: bool,
     /// UID of the pod. Reports name the directory from there on.
     pub pod: String,
 }
 
 impl GroupChange {
-    /// Changes the group of all files as [`set_volume_ownership`] does. `report` gets the kubelet's message after 30 seconds, and
-    /// then the number of files each minute.
+    /// Changes the group of all files as [`set_volume_ownership`] does. `report` gets the kubelet's message
+    /// after 30 seconds, and then the number of files each minute.
     ///
     /// # Errors
     /// A directory cannot be read.
@@ -95,8 +96,8 @@ async fn reported<T>(
     }
 }
 
-/// Changes the group of all files below `root` to `gid`, children before their directory. Links themselves are changed, and
-/// other mounts are skipped. Entries that cannot be changed are logged.
+/// Changes the group of all files below `root` to `gid`, children before their directory. Links themselves
+/// are changed, and other mounts are skipped. Entries that cannot be changed are logged.
 ///
 /// # Errors
 /// A directory cannot be read.
@@ -114,8 +115,8 @@ fn change_all(root: &Path, gid: u32, read_only: bool, files: &AtomicU64) -> io::
     give.entry(DirEntry { dir: CWD, name: &name, stat: &stat }).map(|_| ())
 }
 
-/// Returns whether the root directory of a volume does not have the group and mode that [`set_volume_ownership`] gives it, for
-/// `fsGroupChangePolicy: OnRootMismatch` (`requiresPermissionChange`).
+/// Returns whether the root directory of a volume does not have the group and mode that
+/// [`set_volume_ownership`] gives it, for `fsGroupChangePolicy: OnRootMismatch` (`requiresPermissionChange`).
 ///
 /// # Errors
 /// The directory cannot be read.

@@ -1,4 +1,5 @@
-//! Computes the files of volumes from API objects (`pkg/volume/configmap`, `secret`, `projected`, `downwardapi`).
+//! Computes the files of volumes from API objects (`pkg/volume/configmap`, `secret`, `projected`,
+//! `downwardapi`).
 
 use std::collections::BTreeMap;
 
@@ -10,8 +11,8 @@ use pod_sync_cri_config::container::container_of_ephemeral;
 use pod_sync_cri_config::fields::{ResourceField, metadata_field, resource_field};
 use pod_sync_layout::NodeSettings;
 
-/// Limit of the files of all ConfigMaps, Secrets and projected volumes of one pod, in bytes. They are in memory at the same
-/// time, and one key of an object may be in any number of them.
+/// Limit of the files of all ConfigMaps, Secrets and projected volumes of one pod, in bytes. They are in
+/// memory at the same time, and one key of an object may be in any number of them.
 pub(crate) const MAX_FILE_BYTES: usize = 128 << 20;
 
 /// Selection of the keys of an object that become files, and the modes of these files.
@@ -36,7 +37,8 @@ pub(crate) struct FileOwners {
 }
 
 impl FileOwners {
-    /// Returns the owner of a file with this `user`. Without an owner, a file belongs to root, or a token to the user of all containers.
+    /// Returns the owner of a file with this `user`. Without an owner, a file belongs to root, or a token to
+    /// the user of all containers.
     pub(crate) fn owner(self, user: Option<i64>) -> Option<u32> {
         user.or(self.default_user).filter(|_| self.is_enabled).and_then(|user| u32::try_from(user).ok())
     }
@@ -154,7 +156,8 @@ pub(super) fn too_large(most: usize) -> String {
     format!("the files of the pod's volumes take more than {most} bytes")
 }
 
-/// Joins errors into one message without duplicates: `[a, b]` (`k8s.io/apimachinery/pkg/util/errors: NewAggregate`).
+/// Joins errors into one message without duplicates: `[a, b]`
+/// (`k8s.io/apimachinery/pkg/util/errors: NewAggregate`).
 #[must_use]
 pub(crate) fn aggregate(mut problems: Vec<String>) -> String {
     let mut seen = std::collections::BTreeSet::new();
@@ -162,7 +165,8 @@ pub(crate) fn aggregate(mut problems: Vec<String>) -> String {
     if problems.len() == 1 { problems.remove(0) } else { format!("[{}]", problems.join(", ")) }
 }
 
-/// Returns the owner of token files: the runAsUser that all containers share (`pkg/securitycontext: DetermineEffectiveRunAsUser`).
+/// Returns the owner of token files: the runAsUser that all containers share
+/// (`pkg/securitycontext: DetermineEffectiveRunAsUser`).
 #[must_use]
 pub(crate) fn fs_user(pod: &Pod) -> Option<i64> {
     let spec = pod::spec(pod);
@@ -179,8 +183,8 @@ pub(crate) fn fs_user(pod: &Pod) -> Option<i64> {
     users.all(|u| u == Some(first)).then_some(first)
 }
 
-/// Returns a file with a token, or with certificates. It is private if the pod has a common user or an fsGroup, which can then
-/// still read it. `owner` precedes the common user.
+/// Returns a file with a token, or with certificates. It is private if the pod has a common user or an
+/// fsGroup, which can then still read it. `owner` precedes the common user.
 #[must_use]
 pub(crate) fn private_file(
     pod: &Pod,

@@ -51,7 +51,8 @@ impl PreparedVolume {
         self
     }
 
-    /// Subtracts the size of the volume's files from the pod's remaining bytes, and returns it. Fails if these do not suffice.
+    /// Subtracts the size of the volume's files from the pod's remaining bytes, and returns it. Fails if
+    /// these do not suffice.
     pub(crate) fn within(mut self, left: &mut usize) -> (Self, Option<usize>) {
         let mut size = None;
         if let Self::Files { payload, .. } = &mut self

@@ -1,9 +1,10 @@
 //! Project quotas that count the disk usage of emptyDir volumes (`pkg/volume/util/fsquota`, feature gate
 //! `LocalStorageCapacityIsolationFSQuotaMonitoring`).
 //!
-//! A project counts files that were deleted and are still open, and needs no walk. Nothing is limited. A volume has a project if its pod has
-//! a user namespace, in which containers cannot change projects, and if the file system counts projects. Otherwise it is measured by a
-//! walk. IDs are in `/etc/projects` and `/etc/projid`, where a restarted pod-sync finds them.
+//! A project counts files that were deleted and are still open, and needs no walk. Nothing is limited. A
+//! volume has a project if its pod has a user namespace, in which containers cannot change projects, and if
+//! the file system counts projects. Otherwise it is measured by a walk. IDs are in `/etc/projects` and
+//! `/etc/projid`, where a restarted pod-sync finds them.
 
 mod files;
 mod interface;
@@ -71,7 +72,8 @@ impl ProjectQuotas {
         Self::with_tool(root, Path::new("/etc"), PathBuf::from("/proc/self/mounts"), Box::new(Tools::find()))
     }
 
-    /// Like [`ProjectQuotas::new`], with other files and another tool. `mounts` has the form of `/proc/self/mounts`.
+    /// Like [`ProjectQuotas::new`], with other files and another tool. `mounts` has the form of
+    /// `/proc/self/mounts`.
     #[must_use]
     pub fn with_tool(root: &Path, etc: &Path, mounts: PathBuf, tool: Box<dyn QuotaTool>) -> Self {
         let files = ProjectFiles::below(etc);
@@ -79,13 +81,14 @@ impl ProjectQuotas {
         Self(Some(Arc::new(inner)))
     }
 
-    /// Returns whether the volumes of a pod may have projects: only root may change the project of a file in a user namespace.
+    /// Returns whether the volumes of a pod may have projects: only root may change the project of a file in
+    /// a user namespace.
     pub(crate) fn applies_to(&self, pod: &Pod) -> bool {
         self.0.is_some() && pod::spec(pod).host_users == Some(false)
     }
 
-    /// Assigns a project to the directory of a new volume, which no container has used. Blocks. A volume without a project is walked,
-    /// so a failure is only logged.
+    /// Assigns a project to the directory of a new volume, which no container has used. Blocks. A volume
+    /// without a project is walked, so a failure is only logged.
     pub fn assign(&self, dir: &Path) {
         let Some(inner) = &self.0 else { return };
         match inner.assign(dir) {
@@ -107,7 +110,8 @@ impl ProjectQuotas {
             .ok()?
     }
 
-    /// Releases the projects of the removed volumes of a pod. Blocks. What remains after a failure is released with the next assignment.
+    /// Releases the projects of the removed volumes of a pod. Blocks. What remains after a failure is
+    /// released with the next assignment.
     pub(crate) fn release(&self, pod_dir: &Path) {
         let Some(inner) = &self.0 else { return };
         if let Err(error) = inner.release(pod_dir) {
@@ -211,7 +215,8 @@ fn is_empty_dir(dir: &Path) -> bool {
     dir.parent().is_some_and(|plugin| plugin.ends_with("kubernetes.io~empty-dir"))
 }
 
-/// Returns the mount that a path without links is on. `table` is `/proc/self/mounts`; a later mount hides an earlier one.
+/// Returns the mount that a path without links is on. `table` is `/proc/self/mounts`; a later mount hides an
+/// earlier one.
 fn mount_of(table: &str, path: &Path) -> Option<Mount> {
     let mounts = table.lines().filter_map(|line| {
         let mut words = line.split_whitespace();

@@ -1,4 +1,5 @@
-//! Resizes memory-backed emptyDir volumes while they are mounted (`pkg/volume/emptydir: ResizeEphemeralVolume`).
+//! Resizes memory-backed emptyDir volumes while they are mounted
+//! (`pkg/volume/emptydir: ResizeEphemeralVolume`).
 
 use std::ffi::CString;
 use std::io;
@@ -19,9 +20,9 @@ use crate::Volumes;
 use crate::mount_table::MountTable;
 
 impl Volumes {
-    /// Applies the `sizeLimit` in the spec of `pod` to a memory-backed emptyDir volume. Its content stays. A volume that is not mounted yet
-    /// is left alone: it gets the limit when it is mounted. Unlike the size of a mount, the new size is not bounded by the memory limit of
-    /// the pod or of the node.
+    /// Applies the `sizeLimit` in the spec of `pod` to a memory-backed emptyDir volume. Its content stays. A
+    /// volume that is not mounted yet is left alone: it gets the limit when it is mounted. Unlike the size of
+    /// a mount, the new size is not bounded by the memory limit of the pod or of the node.
     ///
     /// # Errors
     /// Fails with a message for the user: the volume holds more than the limit, or is not a tmpfs.
@@ -52,8 +53,8 @@ fn remount(path: &Path, size: i64, table: &dyn MountTable) -> io::Result<()> {
         Ok(())
     };
     remount(&format!("size={size}")).or_else(|error| match Errno::from_io_error(&error) {
-        // Linux 6.4 and some after it refuse to remount a `noswap` mount unless the option is repeated. On other mounts the option is
-        // refused with the same error.
+        // Linux 6.4 and some after it refuse to remount a `noswap` mount unless the option is repeated. On
+        // other mounts the option is refused with the same error.
         Some(Errno::INVAL) => remount(&format!("size={size},noswap")).map_err(|_| error),
         Some(_) | None => Err(error),
     })
@@ -77,7 +78,8 @@ mod tests {
         }))
     }
 
-    /// Resizes a volume that is mounted with `options` and holds 600 KiB. Returns the answer and the size after each step.
+    /// Resizes a volume that is mounted with `options` and holds 600 KiB. Returns the answer and the size
+    /// after each step.
     fn resized(options: &CStr, limits: &[&str]) -> Vec<(Result<(), String>, u64)> {
         let tmp = tempfile::tempdir().unwrap();
         let uid = PodUid::parse("u1").unwrap();

@@ -18,8 +18,9 @@ fn mounts_of(pod: &Pod) -> Vec<&[VolumeMount]> {
     own.chain(ephemeral).flatten().collect()
 }
 
-/// Returns whether a pod's worker sets a volume up in its pass, by this crate. The others can hang, and tasks mount them: that of a
-/// claim, a generic ephemeral or inline CSI one, nfs, iscsi, fc, or a type that became a CSI driver.
+/// Returns whether a pod's worker sets a volume up in its pass, by this crate. The others can hang, and tasks
+/// mount them: that of a claim, a generic ephemeral or inline CSI one, nfs, iscsi, fc, or a type that became
+/// a CSI driver.
 #[must_use]
 pub fn is_direct(volume: &Volume) -> bool {
     volume.nfs.is_none()
@@ -31,7 +32,8 @@ pub fn is_direct(volume: &Volume) -> bool {
         && !became_csi(volume)
 }
 
-/// Returns whether the in-tree plugin of a volume became a CSI driver (`pkg/volume/csimigration: IsMigratable`).
+/// Returns whether the in-tree plugin of a volume became a CSI driver
+/// (`pkg/volume/csimigration: IsMigratable`).
 #[must_use]
 pub fn became_csi(volume: &Volume) -> bool {
     volume.aws_elastic_block_store.is_some()
@@ -54,8 +56,8 @@ pub fn referenced(pod: &Pod) -> Vec<&Volume> {
     spec.volumes.iter().flatten().filter(|v| names.contains(v.name.as_str())).collect()
 }
 
-/// Returns, by volume, the outermost directories on which other volumes of a container are mounted. Linear in the mounts of the
-/// pod except for sorting them, since a pod may have thousands.
+/// Returns, by volume, the outermost directories on which other volumes of a container are mounted. Linear in
+/// the mounts of the pod except for sorting them, since a pod may have thousands.
 pub(crate) fn nested_mount_points(pod: &Pod) -> BTreeMap<String, BTreeSet<PathBuf>> {
     let clean = |path: &str| -> PathBuf { Path::new("/").join(path).components().collect() };
     let mut out: BTreeMap<String, BTreeSet<PathBuf>> = BTreeMap::new();

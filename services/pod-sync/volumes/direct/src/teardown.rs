@@ -76,7 +76,8 @@ pub(crate) fn tear_down_subpaths(pod_dir: &Path, table: &dyn MountTable) -> Resu
     remove_skeleton(&dir, SUBPATH_DEPTH)
 }
 
-/// Unmounts and removes a volume of a pod. A volume of a plugin without directories has nothing to remove. May be repeated.
+/// Unmounts and removes a volume of a pod. A volume of a plugin without directories has nothing to remove.
+/// May be repeated.
 ///
 /// # Errors
 /// The mount is busy or a file cannot be removed. Nothing is deleted below a mount.
@@ -121,8 +122,8 @@ pub(crate) fn tear_down_volume(
 
 /// Unmounts and removes the volumes of a pod, subpaths first. May be repeated.
 ///
-/// The mount table is read only if the places where this agent mounts do not explain everything: another mount is busy, or was
-/// made by a container within a volume.
+/// The mount table is read only if the places where this agent mounts do not explain everything: another
+/// mount is busy, or was made by a container within a volume.
 ///
 /// # Errors
 /// A mount is busy or a file cannot be removed. Nothing is deleted below a mount.
@@ -234,8 +235,8 @@ const SUBPATHS: &str = "volume-subpaths";
 /// Depth of a mount point below [`SUBPATHS`]: volume, container, index.
 const SUBPATH_DEPTH: u32 = 3;
 
-/// Removes a tree of mount points: empty directories, and the empty files on which files were bind-mounted. A tree with more
-/// levels than expected is an error.
+/// Removes a tree of mount points: empty directories, and the empty files on which files were bind-mounted. A
+/// tree with more levels than expected is an error.
 fn remove_skeleton(dir: &Path, levels: u32) -> Result<(), TearDownError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -279,7 +280,8 @@ fn uid_of(pod_dir: &Path) -> String {
     pod_dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Removes the directory of a pod that neither the pod manager nor the runtime has, after its volumes were torn down.
+/// Removes the directory of a pod that neither the pod manager nor the runtime has, after its volumes were
+/// torn down.
 ///
 /// # Errors
 /// The directory stays, for the returned reason.
@@ -304,8 +306,8 @@ pub(crate) fn tear_down_orphaned_volumes(pod_dir: &Path, table: &dyn MountTable)
     remove_orphaned_volumes(pod_dir, table).map(|_mounts| ())
 }
 
-/// Removes empty directories of volumes. Returns whether no volume is left and the kernel reports mount points, so that a mount
-/// elsewhere in the directory is not crossed either.
+/// Removes empty directories of volumes. Returns whether no volume is left and the kernel reports mount
+/// points, so that a mount elsewhere in the directory is not crossed either.
 fn has_no_volumes(pod_dir: &Path, table: &dyn MountTable) -> bool {
     let is_absent =
         |path: &Path| fs::symlink_metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);

@@ -1,7 +1,7 @@
 //! Block devices of `local` volumes and of disks, which containers get as devices.
 //!
-//! The device is bound on a file per pod, and linked in the pod's directory. The kubelet also attaches a loop device to the file. This
-//! crate attaches none, and detaches that of a kubelet whose volumes it takes over.
+//! The device is bound on a file per pod, and linked in the pod's directory. The kubelet also attaches a loop
+//! device to the file. This crate attaches none, and detaches that of a kubelet whose volumes it takes over.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt as _;
@@ -32,8 +32,8 @@ impl Mounter {
         }
     }
 
-    /// Makes the device of a `local` volume, or the `attached` one of a disk, available to a pod (`MapPodDevice`,
-    /// `MapBlockVolume`).
+    /// Makes the device of a `local` volume, or the `attached` one of a disk, available to a pod
+    /// (`MapPodDevice`, `MapBlockVolume`).
     ///
     /// # Errors
     /// The device cannot be bound or linked. Call [`Mounter::unmap`] to remove what was made.
@@ -53,8 +53,8 @@ impl Mounter {
         step!("block device linked", task::blocking(move || make_link(&device, &link)))
     }
 
-    /// Removes the device of a pod (`UnmapBlockVolume`). `device` is the name of its directory ([`Volume::device_name`]), `None` if
-    /// it is not known.
+    /// Removes the device of a pod (`UnmapBlockVolume`). `device` is the name of its directory
+    /// ([`Volume::device_name`]), `None` if it is not known.
     ///
     /// # Errors
     /// The mount is busy. The volume then counts as mounted.
@@ -96,7 +96,8 @@ fn device_of(path: &str) -> Result<PathBuf, Error> {
     if kind.is_block_device() { Ok(real) } else { Err(Error::NotBlockDevice(path.to_owned())) }
 }
 
-/// Creates a file and bind-mounts a device on it. A file that is a mount point was bound by an earlier process.
+/// Creates a file and bind-mounts a device on it. A file that is a mount point was bound by an earlier
+/// process.
 fn bind(device: &Path, target: &Path) -> Result<(), Error> {
     if !removal::mount_point(target)? {
         return Ok(());

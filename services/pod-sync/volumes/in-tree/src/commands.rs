@@ -39,7 +39,8 @@ impl Ended {
 pub enum Until<'a> {
     /// After this time. The result does not wait for a process that the kernel does not end.
     Limit(Duration),
-    /// When the token is cancelled. The result waits for the end of the command, so that it has no effect later.
+    /// When the token is cancelled. The result waits for the end of the command, so that it has no effect
+    /// later.
     Cancelled(&'a CancellationToken),
 }
 

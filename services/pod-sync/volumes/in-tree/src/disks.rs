@@ -7,8 +7,9 @@
 //! | publish | bind the global directory | the same |
 //! | detach | remove the devices of the LUN, log out of sessions without another volume | flush and remove the devices |
 //!
-//! The global directory exists before the first effect on the machine, and until the last one is undone. After a restart it names
-//! the disk, so that a process that ends in between is replaced by one that completes the work.
+//! The global directory exists before the first effect on the machine, and until the last one is undone.
+//! After a restart it names the disk, so that a process that ends in between is replaced by one that
+//! completes the work.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -58,11 +59,12 @@ mod exit {
 }
 
 impl Mounter {
-    /// Attaches the disk of a volume, and returns its device (`WaitForAttach`). Returns `None` for a volume without a disk, and for
-    /// a file system that is mounted already.
+    /// Attaches the disk of a volume, and returns its device (`WaitForAttach`). Returns `None` for a volume
+    /// without a disk, and for a file system that is mounted already.
     ///
     /// # Errors
-    /// The device cannot be found. The global directory may exist then: call [`Mounter::detach`] if no pod needs the volume.
+    /// The device cannot be found. The global directory may exist then: call [`Mounter::detach`] if no pod
+    /// needs the volume.
     pub async fn attach(&self, volume: &Volume, chap: &Chap) -> Result<Option<PathBuf>, Error> {
         let plugin = volume.plugin();
         if !plugin.is_disk() {
@@ -120,8 +122,9 @@ impl Mounter {
         step!("disk mounted", self.format_and_mount(volume, &device, &target, fs_type.as_deref(), label))
     }
 
-    /// Unmounts a disk that no pod has, and detaches it from the machine (`UnmountDevice`, `TearDownDevice`). `name` is the path of
-    /// its global directory below that of the plugin. Does nothing if the directory does not exist.
+    /// Unmounts a disk that no pod has, and detaches it from the machine (`UnmountDevice`, `TearDownDevice`).
+    /// `name` is the path of its global directory below that of the plugin. Does nothing if the directory
+    /// does not exist.
     ///
     /// # Errors
     /// A pod has the volume, the mount is busy, or the disk could not be detached. The directory stays.
@@ -209,7 +212,8 @@ impl Mounter {
         step!("disk removed", task::blocking(delete))
     }
 
-    /// Detaches an iSCSI disk. The output of a failed command comes apart from the error, as the kubelet's text does not have it.
+    /// Detaches an iSCSI disk. The output of a failed command comes apart from the error, as the kubelet's
+    /// text does not have it.
     async fn detach_iscsi(&self, directory: &Path, name: &str) -> Result<(), (Error, String)> {
         let disk = read_disk(directory).await.or_else(|| Disk::of_directory(name));
         let failed = |error: Error| (error, String::new());
@@ -432,7 +436,8 @@ impl Login<'_> {
         Ok(())
     }
 
-    /// Discovers the target at a portal, and logs in. An error of [`Error::Iscsi`] is that of the portal alone.
+    /// Discovers the target at a portal, and logs in. An error of [`Error::Iscsi`] is that of the portal
+    /// alone.
     async fn log_in(&self, portal: &str) -> Result<(), Error> {
         let (disk, failed) = (&self.disk, |text: String| Err(Error::Iscsi(text)));
         // A record that exists is used as it is.
@@ -530,7 +535,8 @@ impl Login<'_> {
         }
     }
 
-    /// Waits for a multipath device if there are several portals, and looks for one otherwise (`waitForMultiPathToExist`).
+    /// Waits for a multipath device if there are several portals, and looks for one otherwise
+    /// (`waitForMultiPathToExist`).
     async fn wait_for_multipath(&self, devices: Vec<PathBuf>) -> Option<PathBuf> {
         let limit = match self.disk.portals.len() {
             0 | 1 => Duration::ZERO,
@@ -567,8 +573,8 @@ fn fc_devices(host: &crate::host::Host, disk: &fc::Disk) -> Vec<(PathBuf, String
     links.filter_map(|link| host.device(link)).collect()
 }
 
-/// Returns the device of a disk: the one that multipathd made, else any path of the disk (`searchDisk`). Scans the SCSI hosts if
-/// there is no multipath device.
+/// Returns the device of a disk: the one that multipathd made, else any path of the disk (`searchDisk`).
+/// Scans the SCSI hosts if there is no multipath device.
 fn search_fc(host: &crate::host::Host, disk: &fc::Disk) -> Result<PathBuf, Error> {
     let search = || {
         let devices = fc_devices(host, disk);
@@ -587,8 +593,8 @@ fn search_fc(host: &crate::host::Host, disk: &fc::Disk) -> Result<PathBuf, Error
     }
 }
 
-/// Unmounts a global directory, unless a pod has the volume. Returns `None` if the directory does not exist, and otherwise the name
-/// of the device that was mounted.
+/// Unmounts a global directory, unless a pod has the volume. Returns `None` if the directory does not exist,
+/// and otherwise the name of the device that was mounted.
 fn unmount(
     directory: &Path,
     pods: &Path,
@@ -672,8 +678,8 @@ fn others(roots: &[PathBuf], own: &Path, iqn: &str) -> Result<Vec<Other>, Error>
     Ok(others)
 }
 
-/// Removes a global directory and the configuration in it, and its parent if that is of this volume alone. The kernel refuses if
-/// something is mounted there.
+/// Removes a global directory and the configuration in it, and its parent if that is of this volume alone.
+/// The kernel refuses if something is mounted there.
 fn remove_directory(directory: &Path, has_own_parent: bool) -> Result<(), Error> {
     let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else { return Ok(()) };
     let failed = |error: rustix::io::Errno| Error::file("remove directory", directory)(error.into());

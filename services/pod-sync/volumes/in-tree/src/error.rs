@@ -44,7 +44,8 @@ pub enum Error {
         "mount failed: {cause}\nMounting command: mount\nMounting arguments: {arguments}\nOutput: {output}"
     )]
     Mount { cause: String, arguments: String, output: String },
-    /// mount(8) failed on a device with another file system than that of the volume (`k8s.io/mount-utils: FilesystemMismatch`).
+    /// mount(8) failed on a device with another file system than that of the volume
+    /// (`k8s.io/mount-utils: FilesystemMismatch`).
     #[error("{0}")]
     OtherFileSystem(Box<Error>),
     /// Another command failed.
@@ -101,7 +102,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns whether the mount failed on a device with another file system (`pkg/volume/util/types: IsFilesystemMismatchError`).
+    /// Returns whether the mount failed on a device with another file system
+    /// (`pkg/volume/util/types: IsFilesystemMismatchError`).
     #[must_use]
     pub fn is_other_file_system(&self) -> bool {
         match self {

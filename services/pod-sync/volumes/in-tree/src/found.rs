@@ -21,8 +21,8 @@ pub struct FoundInPod {
     /// Name of the directory, which is that of the volume.
     pub name: String,
     pub is_block: bool,
-    /// Name of the device's directory ([`crate::volume::Volume::device_name`]); `None` if the volume has no device, or if the device
-    /// is not known because nothing is mounted.
+    /// Name of the device's directory ([`crate::volume::Volume::device_name`]); `None` if the volume has no
+    /// device, or if the device is not known because nothing is mounted.
     pub device: Option<String>,
 }
 

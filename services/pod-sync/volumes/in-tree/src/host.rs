@@ -1,5 +1,5 @@
-//! Block devices of the machine as sysfs and `/dev/disk` describe them (`pkg/volume/util: device_util_linux.go`). All functions
-//! block.
+//! Block devices of the machine as sysfs and `/dev/disk` describe them
+//! (`pkg/volume/util: device_util_linux.go`). All functions block.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -81,8 +81,8 @@ impl Host {
         Ok(sessions)
     }
 
-    /// Makes the kernel look for one LUN of a SCSI host. Other LUNs of the target stay unknown: a LUN that its owner deletes while
-    /// this machine knows it causes I/O errors.
+    /// Makes the kernel look for one LUN of a SCSI host. Other LUNs of the target stay unknown: a LUN that
+    /// its owner deletes while this machine knows it causes I/O errors.
     pub(crate) fn scan_lun(&self, host: u32, lun: i32) -> io::Result<()> {
         let file = self.sys.join(format!("class/scsi_host/host{host}/scan"));
         write(&file, &format!("0 0 {lun}"))
@@ -115,7 +115,8 @@ impl Host {
         Some(self.dev.join(name_of(map)))
     }
 
-    /// Returns the names of the devices that are paths of a device-mapper device (`FindSlaveDevicesOnMultipath`).
+    /// Returns the names of the devices that are paths of a device-mapper device
+    /// (`FindSlaveDevicesOnMultipath`).
     pub(crate) fn slaves_of(&self, name: &str) -> Vec<String> {
         let slaves = entries(&self.sys.join("block").join(name).join("slaves"));
         slaves.unwrap_or_default().iter().map(|slave| name_of(slave)).collect()

@@ -1,4 +1,5 @@
-//! iSCSI volumes as plain data: their names, their records, and what the output of iscsiadm says (`pkg/volume/iscsi`).
+//! iSCSI volumes as plain data: their names, their records, and what the output of iscsiadm says
+//! (`pkg/volume/iscsi`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -242,7 +243,8 @@ pub struct Other {
     pub lun: String,
 }
 
-/// Returns whether another volume may use the session with a portal. `luns` are those that have a device in the session.
+/// Returns whether another volume may use the session with a portal. `luns` are those that have a device in
+/// the session.
 #[must_use]
 pub fn is_busy(portal: &str, luns: &BTreeSet<String>, others: &[Other]) -> bool {
     others.iter().any(|other| {

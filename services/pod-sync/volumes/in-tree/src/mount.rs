@@ -8,7 +8,8 @@
 //! | `nfs` | nothing | mount with mount(8) |
 //! | `iscsi`, `fc` | attach the disk; then as a block device | bind the mount of the disk |
 //!
-//! A mount is the last effect but for its options and the group of its files, which are applied again if the mount exists.
+//! A mount is the last effect but for its options and the group of its files, which are applied again if the
+//! mount exists.
 
 use std::ffi::OsString;
 use std::fs;
@@ -139,8 +140,8 @@ impl Mounter {
     /// Checks that the source of a volume with a file system exists (`NewMounter`).
     ///
     /// # Errors
-    /// A `local` path does not exist, or is neither a directory nor a block device. An `iscsi` or `fc` volume has no disk, or a name
-    /// that cannot be part of a path.
+    /// A `local` path does not exist, or is neither a directory nor a block device. An `iscsi` or `fc` volume
+    /// has no disk, or a name that cannot be part of a path.
     pub async fn check(&self, volume: &Volume) -> Result<(), Error> {
         match &volume.source {
             Source::Local { path, .. } => {
@@ -166,8 +167,9 @@ impl Mounter {
         }
     }
 
-    /// Mounts the block device of a `local` volume, or the `device` of an attached disk, and makes a file system first if the device
-    /// is empty (`MountDevice`). A disk is mounted with the SELinux `label`, if there is one; `local` volumes have none.
+    /// Mounts the block device of a `local` volume, or the `device` of an attached disk, and makes a file
+    /// system first if the device is empty (`MountDevice`). A disk is mounted with the SELinux `label`, if
+    /// there is one; `local` volumes have none.
     ///
     /// # Errors
     /// The device cannot be read, formatted or mounted.
@@ -203,7 +205,8 @@ impl Mounter {
     }
 
     /// Makes a file system on a device that has none, repairs one that exists, and mounts it
-    /// (`k8s.io/mount-utils: formatAndMountSensitive`). A device that is mounted read-only is neither formatted nor repaired. Without `fs_type`, mount(8) finds the type of one that exists.
+    /// (`k8s.io/mount-utils: formatAndMountSensitive`). A device that is mounted read-only is neither
+    /// formatted nor repaired. Without `fs_type`, mount(8) finds the type of one that exists.
     pub(crate) async fn format_and_mount(
         &self,
         volume: &Volume,
@@ -239,8 +242,8 @@ impl Mounter {
         mounted.map_err(|error| if differs { Error::OtherFileSystem(Box::new(error)) } else { error })
     }
 
-    /// Makes a volume available to a pod (`SetUp`). Returns a warning for the pod, if there is one. A mount of nfs in progress is
-    /// killed when `released` is cancelled.
+    /// Makes a volume available to a pod (`SetUp`). Returns a warning for the pod, if there is one. A mount
+    /// of nfs in progress is killed when `released` is cancelled.
     ///
     /// # Errors
     /// The volume cannot be mounted, or its files cannot be changed. It may be mounted then.
@@ -412,7 +415,8 @@ impl Mounter {
         step!("nfs volume mounted", commands::mount(&*self.commands, arguments, Until::Cancelled(released)))
     }
 
-    /// Unmounts a pod's volume, and removes its mount point (`TearDown`). Does nothing if the pod has no directory of the volume.
+    /// Unmounts a pod's volume, and removes its mount point (`TearDown`). Does nothing if the pod has no
+    /// directory of the volume.
     ///
     /// # Errors
     /// The mount is busy. The volume then counts as mounted.
@@ -549,8 +553,8 @@ async fn repair(commands: &dyn Commands, device: &str) -> Result<(), Error> {
         }
         // A check that was killed may have left half of a repair.
         None => format!("'fsck' of device {device} did not end by itself: fsck"),
-        // 1: errors were corrected. As in the kubelet, the volume is mounted if the check itself failed, such as without a tool for
-        // the file system.
+        // 1: errors were corrected. As in the kubelet, the volume is mounted if the check itself failed, such
+        // as without a tool for the file system.
         Some(_) => return Ok(()),
     };
     Err(Error::Command { command, cause: ended.cause(), output: ended.output })

@@ -93,7 +93,8 @@ impl Paths {
         }
     }
 
-    /// Returns the directory with one file per pod, on which the device of a block volume is bound (`GetGlobalMapPath`).
+    /// Returns the directory with one file per pod, on which the device of a block volume is bound
+    /// (`GetGlobalMapPath`).
     ///
     /// # Errors
     /// Fails if the name would lead out of the directory.

@@ -21,7 +21,8 @@ pub(crate) fn unmount(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Unmounts the device that is bound on a file, with a loop device that the kubelet attached to the file, and removes the file.
+/// Unmounts the device that is bound on a file, with a loop device that the kubelet attached to the file, and
+/// removes the file.
 pub(crate) fn unmount_device(path: &Path) -> Result<(), Error> {
     mount_point::unmount_device(path).map_err(Error::file("unmount", path))
 }

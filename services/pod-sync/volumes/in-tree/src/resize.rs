@@ -23,8 +23,8 @@ fn command(format: &str, device: &str, mount: &Path) -> Option<(&'static str, Ve
 }
 
 impl Mounter {
-    /// Enlarges the file system of a mounted `local` volume. Does nothing for a directory or a block volume, whose size is that of
-    /// their device.
+    /// Enlarges the file system of a mounted `local` volume. Does nothing for a directory or a block volume,
+    /// whose size is that of their device.
     ///
     /// # Errors
     /// The format of the device cannot be read or enlarged, or its tool fails.

@@ -483,7 +483,8 @@ async fn nfs_of_a_server_that_does_not_answer_is_unmounted_with_force() {
     assert!(!target.exists());
 }
 
-/// A mount(8) that has a child, like one that runs mount.nfs, and ends only by a signal. It writes both numbers to `pids`.
+/// A mount(8) that has a child, like one that runs mount.nfs, and ends only by a signal. It writes both
+/// numbers to `pids`.
 const HANGING_MOUNT: &str = "#!/bin/sh\nsleep 1000 & echo $$ $! > BASE/new; mv BASE/new BASE/pids; wait\n";
 
 #[tokio::test]

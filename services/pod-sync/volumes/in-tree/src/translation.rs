@@ -1,5 +1,5 @@
-//! PersistentVolumes, and volumes of pods, of in-tree types whose plugins became CSI drivers (`k8s.io/csi-translation-lib`).
-//! Plain functions.
+//! PersistentVolumes, and volumes of pods, of in-tree types whose plugins became CSI drivers
+//! (`k8s.io/csi-translation-lib`). Plain functions.
 //!
 //! | type | driver |
 //! |---|---|
@@ -60,8 +60,9 @@ fn failed(error: String) -> String {
     format!("failed to translate in-tree pv to CSI: {error}")
 }
 
-/// Returns the PersistentVolume that a volume of a pod in `namespace` stands for, or `None` if its type did not become a CSI
-/// driver (`TranslateInTreeInlineVolumeToCSI`). Its name is that of the volume in paths and events.
+/// Returns the PersistentVolume that a volume of a pod in `namespace` stands for, or `None` if its type did
+/// not become a CSI driver (`TranslateInTreeInlineVolumeToCSI`). Its name is that of the volume in paths and
+/// events.
 ///
 /// # Errors
 /// Returns the kubelet's text if a field of the volume is invalid.

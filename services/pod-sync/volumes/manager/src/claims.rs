@@ -225,7 +225,8 @@ pub fn provided(pod: &Pod) -> Vec<&PodVolume> {
     pod_sync_direct_volumes::referenced(pod).into_iter().filter(|volume| !is_direct(volume)).collect()
 }
 
-/// The claim of a pod's volume: its name, whether the pod uses it read-only, and whether it must belong to the pod.
+/// The claim of a pod's volume: its name, whether the pod uses it read-only, and whether it must belong to
+/// the pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimOf {
     /// Name of the claim.
@@ -286,7 +287,8 @@ pub fn of_claim(namespace: &str, claim: &str, text: &str) -> String {
     format!("error processing PVC {namespace}/{claim}: {text}")
 }
 
-/// Returns the volume of a PersistentVolume, if it is bound to the claim and the pod's containers use it as it is.
+/// Returns the volume of a PersistentVolume, if it is bound to the claim and the pod's containers use it as
+/// it is.
 ///
 /// # Errors
 /// Returns the kubelet's text.
@@ -476,8 +478,8 @@ pub fn of_inline(pod: &Pod, uid: &PodUid, pod_volume: &str, source: &CSIVolumeSo
     }
 }
 
-/// Returns why a node cannot access a volume (`CheckNodeAffinity`). The selector of a PersistentVolume does not see the node's
-/// name.
+/// Returns why a node cannot access a volume (`CheckNodeAffinity`). The selector of a PersistentVolume does
+/// not see the node's name.
 ///
 /// # Errors
 /// Returns the kubelet's text.
@@ -490,7 +492,8 @@ pub fn check_node(volume: &Provided, node: Option<&Node>, name: &str) -> Result<
     }
 }
 
-/// Returns the groups of a pod's volumes that the pod does not have by itself (`GetExtraSupplementalGroupsForPod`), sorted.
+/// Returns the groups of a pod's volumes that the pod does not have by itself
+/// (`GetExtraSupplementalGroupsForPod`), sorted.
 #[must_use]
 pub fn extra_groups(pod: &Pod, groups: BTreeSet<i64>) -> Vec<i64> {
     let context = pods::spec(pod).security_context.as_ref();
@@ -498,7 +501,8 @@ pub fn extra_groups(pod: &Pod, groups: BTreeSet<i64>) -> Vec<i64> {
     groups.into_iter().filter(|group| !own.contains(group)).collect()
 }
 
-/// Returns the unique name of a volume: that of its driver and handle, or that of the pod and its inline volume.
+/// Returns the unique name of a volume: that of its driver and handle, or that of the pod and its inline
+/// volume.
 #[must_use]
 pub fn unique_name(pod: &PodUid, volume: &Volume) -> VolumeName {
     match volume.lifecycle {

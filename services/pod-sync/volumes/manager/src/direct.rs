@@ -1,7 +1,8 @@
 //! Volumes that a pod's worker sets up and removes in its pass, by `pod-sync-direct-volumes`.
 //!
-//! They are in the same states as the others, and [`reconcile_direct`] hands out their operations. The worker executes these itself: they
-//! are a few system calls, so a task of their own, or a wake-up of one, would cost more than the work.
+//! They are in the same states as the others, and [`reconcile_direct`] hands out their operations. The worker
+//! executes these itself: they are a few system calls, so a task of their own, or a wake-up of one, would
+//! cost more than the work.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -27,7 +28,8 @@ use crate::state::{ManagerState, Running, StillMounted};
 use crate::tasks::{Shared, VolumeTasks};
 use crate::work::OperationStep;
 
-/// Longest wait after a failed set-up that keeps a pod from its start, and after a failed removal. The kubelet waits up to two minutes.
+/// Longest wait after a failed set-up that keeps a pod from its start, and after a failed removal. The
+/// kubelet waits up to two minutes.
 const LONGEST_WAIT_OF_A_POD: Duration = Duration::from_secs(16);
 
 /// The volumes of a pod that are set up again, beside those that are not set up and whose back-off has ended.
@@ -210,7 +212,8 @@ fn key(volume: &VolumeName, pod: &PodUid) -> Key {
     Key { volume: volume.clone(), pod: Some(pod.clone()) }
 }
 
-/// Operations that a worker executes. One without a result when this is dropped counts as interrupted: its volume is uncertain.
+/// Operations that a worker executes. One without a result when this is dropped counts as interrupted: its
+/// volume is uncertain.
 struct InFlight {
     shared: Arc<Shared>,
     /// By the name in the pod.
@@ -255,8 +258,9 @@ impl Drop for InFlight {
 }
 
 impl VolumeTasks {
-    /// Sets up the direct volumes of a pod before its containers start: those that are not set up and due, and those of `again`. Returns
-    /// what failed, each with the kubelet's text of an event. [`VolumeTasks::wait`] says whether the pod can start.
+    /// Sets up the direct volumes of a pod before its containers start: those that are not set up and due,
+    /// and those of `again`. Returns what failed, each with the kubelet's text of an event.
+    /// [`VolumeTasks::wait`] says whether the pod can start.
     ///
     /// Cancellation safety: volumes whose files are being written are completed. The others are uncertain.
     ///
@@ -274,8 +278,8 @@ impl VolumeTasks {
         self.execute(pod, uid, ctx, (&volumes, operations), cancel).await
     }
 
-    /// Repeats the set-up of direct volumes of a pod at rest: of those of `again`, and of failed ones that are due. A failure leaves the
-    /// old content. Returns what failed.
+    /// Repeats the set-up of direct volumes of a pod at rest: of those of `again`, and of failed ones that
+    /// are due. A failure leaves the old content. Returns what failed.
     pub async fn refresh_direct(
         &self,
         pod: &Pod,
@@ -344,7 +348,8 @@ impl VolumeTasks {
         InFlight { shared: Arc::clone(&self.0), operations: BTreeMap::new(), cancel }
     }
 
-    /// Unmounts the subpaths of a pod whose containers have stopped, makes its direct volumes undesired, and removes them.
+    /// Unmounts the subpaths of a pod whose containers have stopped, makes its direct volumes undesired, and
+    /// removes them.
     pub(crate) async fn remove_direct(&self, uid: &PodUid) -> Result<(), StillMounted> {
         let (removing, uid) = (self.in_flight(CancellationToken::new()), uid.clone());
         let removed = move || {

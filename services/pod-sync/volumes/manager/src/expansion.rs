@@ -1,7 +1,7 @@
 //! Expansion of volumes on the node (`pkg/volume/util/operationexecutor: NodeExpander`).
 //!
-//! [`decide`] is a plain function of the claim. [`expand`] reads the claim, calls the driver or enlarges the file system of a
-//! `local` volume, and writes the claim's status.
+//! [`decide`] is a plain function of the claim. [`expand`] reads the claim, calls the driver or enlarges the
+//! file system of a `local` volume, and writes the claim's status.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition};
@@ -83,7 +83,8 @@ enum Update {
     Progress,
 }
 
-/// Returns what to do about a claim whose volume is to have `capacity` (`NodeExpander.runPreCheck`, `checkForRecoveryFromExpansion`).
+/// Returns what to do about a claim whose volume is to have `capacity` (`NodeExpander.runPreCheck`,
+/// `checkForRecoveryFromExpansion`).
 fn decide(claim: &PersistentVolumeClaim, capacity: &ApiQuantity, failed_before: bool) -> Decision {
     let status = claim.status.clone().unwrap_or_default();
     let spec = claim.spec.clone().unwrap_or_default();
@@ -133,7 +134,8 @@ fn finished(claim: &PersistentVolumeClaim, size: &ApiQuantity) -> Value {
     patch(claim, status)
 }
 
-/// Returns the merge patch of a claim whose expansion failed (`MarkNodeExpansionFailedCondition`, `MarkNodeExpansionInfeasible`).
+/// Returns the merge patch of a claim whose expansion failed (`MarkNodeExpansionFailedCondition`,
+/// `MarkNodeExpansionInfeasible`).
 fn failed(claim: &PersistentVolumeClaim, error: &str, infeasible: bool, now: Timestamp) -> Value {
     let mut conditions = conditions(claim);
     // The time and message of a condition that is true already stay.
@@ -167,8 +169,8 @@ fn bytes(size: &ApiQuantity) -> u64 {
     u64::try_from(Quantity::of(size).value()).unwrap_or(0)
 }
 
-/// Expands a mounted volume to the size of its PersistentVolume. With `at_mount`, a volume whose claim has the size already is not
-/// expanded again.
+/// Expands a mounted volume to the size of its PersistentVolume. With `at_mount`, a volume whose claim has
+/// the size already is not expanded again.
 pub(crate) async fn expand(
     tools: &Tools,
     volume: &Resolved,
@@ -296,8 +298,8 @@ async fn call(tools: &Tools, volume: &Resolved, uid: &PodUid, size: &ApiQuantity
     tools.mounter.expand(&expand).await.map(drop).map_err(CallFailure::Driver)
 }
 
-/// Returns the size that a driver is asked for. More than 64 bits hold is their maximum, as in kubelet 1.38, which no driver fulfils. The
-/// sign is that of the quantity, whatever its size (k/k#141181).
+/// Returns the size that a driver is asked for. More than 64 bits hold is their maximum, as in kubelet 1.38,
+/// which no driver fulfils. The sign is that of the quantity, whatever its size (k/k#141181).
 fn required_bytes(size: &ApiQuantity) -> Result<i64, &'static str> {
     let size = Quantity::of(size);
     if size.is_positive() || size.is_zero() { Ok(size.value()) } else { Err("size can not be less than 0") }

@@ -112,7 +112,8 @@ pub(crate) fn read(root: &Root) -> io::Result<OnDisk> {
     Ok(disk)
 }
 
-/// A file that cannot be read is the trace of a process that ended while it wrote the file, if nothing is mounted.
+/// A file that cannot be read is the trace of a process that ended while it wrote the file, if nothing is
+/// mounted.
 fn known(data: Result<Option<VolumeData>, CsiError>) -> Option<VolumeData> {
     data.unwrap_or_else(|error| {
         tracing::warn!(error = error.text(), "volume data is unreadable");

@@ -1,8 +1,9 @@
 //! The health of volumes and of storage, which the drivers report (`pkg/kubelet/volumehealth`).
 //!
-//! [`run`] is a future that the caller spawns. Once per period, it asks for the health of each volume (`NodeGetVolumeHealth`), one volume
-//! of a driver at a time, and each driver for the health of its storage (`NodeGetStorageHealth`). The answers are in [`HealthAnswers`]. A
-//! driver that hangs delays no other, and its volumes do not delay its storage. There are no channels.
+//! [`run`] is a future that the caller spawns. Once per period, it asks for the health of each volume
+//! (`NodeGetVolumeHealth`), one volume of a driver at a time, and each driver for the health of its storage
+//! (`NodeGetStorageHealth`). The answers are in [`HealthAnswers`]. A driver that hangs delays no other, and
+//! its volumes do not delay its storage. There are no channels.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -54,11 +55,12 @@ pub(crate) trait HealthSource: Send + Sync + 'static {
     /// Returns whether a driver reports the health of volumes. Has a time limit of its own.
     async fn reports_health(&self, driver: &str) -> bool;
 
-    /// Returns what is wrong with a volume, or `None` if its driver does not answer. Has a time limit of its own.
+    /// Returns what is wrong with a volume, or `None` if its driver does not answer. Has a time limit of its
+    /// own.
     async fn health(&self, volume: &HealthVolume) -> Option<Vec<VolumeHealthCondition>>;
 
-    /// Returns what is wrong with the storage of a driver, or `None` if the driver does not answer or does not report it. Has a time limit
-    /// of its own.
+    /// Returns what is wrong with the storage of a driver, or `None` if the driver does not answer or does
+    /// not report it. Has a time limit of its own.
     async fn storage_health(&self, driver: &str) -> Option<Vec<StorageHealthCondition>>;
 
     /// Wakes the worker of a pod whose volumes have another health.

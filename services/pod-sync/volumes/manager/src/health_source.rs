@@ -57,8 +57,8 @@ fn storage_problems(entries: Vec<StorageEntry>) -> impl Iterator<Item = StorageR
     })
 }
 
-/// Returns the volumes of PersistentVolumes of CSI drivers that a pod has, certainly or possibly, and those whose mount was tried. As in
-/// the kubelet, inline volumes are left out.
+/// Returns the volumes of PersistentVolumes of CSI drivers that a pod has, certainly or possibly, and those
+/// whose mount was tried. As in the kubelet, inline volumes are left out.
 fn volumes(state: &ManagerState, root: &Root, uid: &PodUid) -> Vec<HealthVolume> {
     let volume = |(name, desired): (&str, &DesiredVolume)| {
         let provided = &state.volume(uid, &desired.spec_name)?.provided;
@@ -178,8 +178,8 @@ impl VolumeTasks {
         self.0.health.of(uid, self.health_volumes(uid))
     }
 
-    /// Asks the drivers for the health of their storage and of the volumes of `pods` until `stop`, for each once per period. `wake`
-    /// receives the pods whose answers have changed.
+    /// Asks the drivers for the health of their storage and of the volumes of `pods` until `stop`, for each
+    /// once per period. `wake` receives the pods whose answers have changed.
     pub async fn watch_health(
         self,
         pods: impl Fn() -> Vec<PodUid> + Send + Sync + 'static,

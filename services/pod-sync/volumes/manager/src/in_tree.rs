@@ -20,8 +20,9 @@ pub(crate) fn unique_name(pod: &PodUid, volume: &Volume) -> VolumeName {
     }
 }
 
-/// Returns the unique name of a volume with this device, as the name of the device's directory gives it. It may differ from that
-/// of the PersistentVolume: a directory has the port of a portal even if the volume has none.
+/// Returns the unique name of a volume with this device, as the name of the device's directory gives it. It
+/// may differ from that of the PersistentVolume: a directory has the port of a portal even if the volume has
+/// none.
 pub(crate) fn name_on_disk(plugin: Plugin, device: &str) -> VolumeName {
     let name = match plugin {
         Plugin::Iscsi => iscsi::Disk::of_directory(device).map(|disk| disk.unique_name()),
@@ -31,8 +32,8 @@ pub(crate) fn name_on_disk(plugin: Plugin, device: &str) -> VolumeName {
     VolumeName::shared(plugin.name(), &name.unwrap_or_else(|| device.to_owned()))
 }
 
-/// Returns the volume for the desired state. With `controller_attaches`, a disk waits until the controller has marked it as
-/// attached.
+/// Returns the volume for the desired state. With `controller_attaches`, a disk waits until the controller
+/// has marked it as attached.
 pub(crate) fn desired(
     pod: &PodUid,
     volume: &Volume,

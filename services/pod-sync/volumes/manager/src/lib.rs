@@ -1,13 +1,16 @@
 //! Mounts the volumes of pods (`pkg/kubelet/volumemanager`).
 //!
-//! [`VolumeTasks`] has the desired and the actual state of `pod-sync-volume-reconcile`. Pod workers declare their pods and wait
-//! ([`VolumeTasks::declare`], [`VolumeTasks::wait`], [`VolumeTasks::unmount`]). After a restart the actual state comes from the
-//! directories, and nothing of a pod is unmounted before its worker has declared or released the pod.
+//! [`VolumeTasks`] has the desired and the actual state of `pod-sync-volume-reconcile`. Pod workers declare
+//! their pods and wait ([`VolumeTasks::declare`], [`VolumeTasks::wait`], [`VolumeTasks::unmount`]). After a
+//! restart the actual state comes from the directories, and nothing of a pod is unmounted before its worker
+//! has declared or released the pod.
 //!
-//! - Volumes of claims, CSI drivers, nfs, iscsi and fc can hang. One task compares the states, and an operation runs in a task of its own,
-//!   at most one per volume, so a driver that hangs delays no other volume.
-//! - Direct volumes (configMap, emptyDir and others) need a few system calls. The pod's worker compares the states of its own pod and
-//!   executes the operations in its pass ([`VolumeTasks::set_up`]), by `pod-sync-direct-volumes`.
+//! - Volumes of claims, CSI drivers, nfs, iscsi and fc can hang. One task compares the states, and an
+//!   operation runs in a task of its own, at most one per volume, so a driver that hangs delays no other
+//!   volume.
+//! - Direct volumes (configMap, emptyDir and others) need a few system calls. The pod's worker compares the
+//!   states of its own pod and executes the operations in its pass ([`VolumeTasks::set_up`]), by
+//!   `pod-sync-direct-volumes`.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]

@@ -1,4 +1,5 @@
-//! Reads the limits of drivers again at the interval of their CSIDriver objects (`pkg/volume/csi/csi_node_updater.go`).
+//! Reads the limits of drivers again at the interval of their CSIDriver objects
+//! (`pkg/volume/csi/csi_node_updater.go`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,8 +36,9 @@ impl LimitUpdates {
         });
     }
 
-    /// Runs a task named `driver limit` for each driver with an interval, until `stop`. Reads the CSIDriver of each driver that
-    /// registers; later changes of it are noticed when a pod with a volume of the driver is declared.
+    /// Runs a task named `driver limit` for each driver with an interval, until `stop`. Reads the CSIDriver
+    /// of each driver that registers; later changes of it are noticed when a pod with a volume of the driver
+    /// is declared.
     pub(crate) async fn run(self: Arc<Self>, objects: Arc<dyn VolumeObjects>, stop: CancellationToken) {
         let (mut registered, mut periods) = (self.drivers.csi_node(), self.periods.subscribe());
         let mut known: BTreeSet<String> = BTreeSet::new();

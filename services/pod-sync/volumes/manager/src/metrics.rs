@@ -133,7 +133,8 @@ impl Metrics {
         self.operations.observe_of(plugin, operation, ok, took);
     }
 
-    /// Counts what was found about the labels of a volume. A mismatch is an error where labels are enforced, and a warning otherwise.
+    /// Counts what was found about the labels of a volume. A mismatch is an error where labels are enforced,
+    /// and a warning otherwise.
     pub(crate) fn found(&self, finding: Finding, provided: &Provided, is_enforced: bool) {
         let access_mode = provided.access_mode;
         // Unlike metrics of operations, these separate plugin and driver with a slash.
@@ -184,7 +185,8 @@ mod tests {
         of_object(&serde_json::from_value(volume).unwrap(), false).unwrap()
     }
 
-    /// Returns the value of a series with all of these labels, in the text of all metrics; zero if there is none.
+    /// Returns the value of a series with all of these labels, in the text of all metrics; zero if there is
+    /// none.
     fn value(name: &str, labels: &[&str]) -> u64 {
         let text = quintlet_telemetry::metrics::text();
         let is_it = |line: &&str| {

@@ -18,11 +18,12 @@ use crate::work::{
     Attempt, Failure, Mounted, OperationStep, ProgressReceivers, expand_if_larger, on_root_mismatch,
 };
 
-/// Reason of the event that a pod shares a volume whose files have another group (`WarnAlreadyMountedVolume`).
+/// Reason of the event that a pod shares a volume whose files have another group
+/// (`WarnAlreadyMountedVolume`).
 pub(crate) const ALREADY_MOUNTED: &str = "AlreadyMountedVolume";
 
-/// Mounts a volume for a pod, and its device first if the attempt says so. Returns a warning for the pod, too. `released` is
-/// cancelled when the pod is released.
+/// Mounts a volume for a pod, and its device first if the attempt says so. Returns a warning for the pod,
+/// too. `released` is cancelled when the pod is released.
 pub(crate) async fn mount(
     tools: &Tools,
     volume: &Resolved,
@@ -99,8 +100,8 @@ fn not_staged(failure: Failure) -> Mounted {
     Mounted { device: Some(Err(Certainty::Uncertain)), expansion: None, result: Err(failure) }
 }
 
-/// Attaches the disk of a volume, and returns its device. The device of a block volume is looked up for each pod, as in the
-/// kubelet.
+/// Attaches the disk of a volume, and returns its device. The device of a block volume is looked up for each
+/// pod, as in the kubelet.
 async fn attach(
     tools: &Tools,
     volume: &Resolved,

@@ -1,4 +1,5 @@
-//! The objects of the API server that describe volumes. Each pod and operation reads them again, as in the kubelet.
+//! The objects of the API server that describe volumes. Each pod and operation reads them again, as in the
+//! kubelet.
 
 use std::collections::BTreeMap;
 

@@ -35,7 +35,8 @@ pub(crate) struct Resolution {
     pub(crate) errors: Vec<(String, String)>,
 }
 
-/// Resolves all volumes of a pod that operations mount. Without an API server, volumes that have objects are errors.
+/// Resolves all volumes of a pod that operations mount. Without an API server, volumes that have objects are
+/// errors.
 pub(crate) async fn resolve(tools: &Tools, pod: &Arc<Pod>, uid: &PodUid) -> Resolution {
     let uses = Uses::of(pod);
     let resolve_one = |volume| one(tools, (pod, uid), volume, &uses);

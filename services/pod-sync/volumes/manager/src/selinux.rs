@@ -14,7 +14,8 @@ pub(crate) struct FileLabel {
     user: String,
     role: String,
     kind: String,
-    /// PersistentVolumes of all access modes are mounted with a label, not only those for one pod (feature gate `SELinuxMount`).
+    /// PersistentVolumes of all access modes are mounted with a label, not only those for one pod (feature
+    /// gate `SELinuxMount`).
     for_all_modes: bool,
 }
 
@@ -48,13 +49,14 @@ impl FileLabel {
         self
     }
 
-    /// Returns whether a volume may be mounted with a label. A mismatch of labels is an error then (`VolumeSupportsSELinuxMount`).
+    /// Returns whether a volume may be mounted with a label. A mismatch of labels is an error then
+    /// (`VolumeSupportsSELinuxMount`).
     pub(crate) fn is_enforced(&self, provided: &Provided) -> bool {
         provided.is_for_one_pod || (self.for_all_modes && provided.object_uid.is_some())
     }
 
-    /// Returns the label of the files of containers with these options. Without a level, the runtime chooses one, and the volume
-    /// has no label of its own.
+    /// Returns the label of the files of containers with these options. Without a level, the runtime chooses
+    /// one, and the volume has no label of its own.
     fn with(&self, options: &SELinuxOptions) -> Option<String> {
         let level = options.level.as_deref().filter(|level| !level.is_empty())?;
         let user = options.user.as_deref().filter(|user| !user.is_empty()).unwrap_or(&self.user);
@@ -67,11 +69,13 @@ impl FileLabel {
 pub(crate) struct Labels {
     /// The volume is mounted with this label.
     pub(crate) mount: Option<String>,
-    /// The label with which the volume would be mounted if volumes of all access modes were (`originalSELinuxLabel`).
+    /// The label with which the volume would be mounted if volumes of all access modes were
+    /// (`originalSELinuxLabel`).
     pub(crate) original: Option<String>,
     /// The plugin can mount the volume with a label.
     pub(crate) is_supported: bool,
-    /// The containers that use the volume have several labels, which is no error since the volume is not mounted with one.
+    /// The containers that use the volume have several labels, which is no error since the volume is not
+    /// mounted with one.
     pub(crate) are_several: bool,
 }
 
@@ -88,8 +92,8 @@ pub(crate) enum Finding {
 
 /// Returns the labels of a volume of a pod. `files` is `None` on a machine without SELinux.
 ///
-/// A PersistentVolume is mounted with a label if its driver supports that, the pod does not choose `Recursive`, and
-/// [`FileLabel::is_enforced`].
+/// A PersistentVolume is mounted with a label if its driver supports that, the pod does not choose
+/// `Recursive`, and [`FileLabel::is_enforced`].
 ///
 /// # Errors
 /// Fails if the containers that use such a volume have several labels.
@@ -138,8 +142,8 @@ pub(crate) fn labels(
     Ok(Labels { mount, original, is_supported, are_several: false })
 }
 
-/// Returns what is counted about a volume when a pod that did not have it is declared; `others` are the original labels of the
-/// volume for the pods that have it.
+/// Returns what is counted about a volume when a pod that did not have it is declared; `others` are the
+/// original labels of the volume for the pods that have it.
 pub(crate) fn finding<'a>(
     labels: &Labels,
     mut others: impl Iterator<Item = Option<&'a str>>,
@@ -151,8 +155,8 @@ pub(crate) fn finding<'a>(
     }
 }
 
-/// Returns why a pod cannot have a volume with a label, `None` for a volume without one, that other pods should have with the
-/// labels `others` (`AddPodToVolume`).
+/// Returns why a pod cannot have a volume with a label, `None` for a volume without one, that other pods
+/// should have with the labels `others` (`AddPodToVolume`).
 pub(crate) fn conflict<'a>(
     spec_name: &str,
     label: Option<&str>,
@@ -331,7 +335,8 @@ mod tests {
         let several = Labels { are_several: true, ..none.clone() };
         let wanted =
             |mount| Labels { mount, original: label("s0:c1"), is_supported: true, are_several: false };
-        // Levels of the containers, policy, support of the driver, whether the volume is for one pod; the labels.
+        // Levels of the containers, policy, support of the driver, whether the volume is for one pod; the
+        // labels.
         for (levels, policy, supported, one_pod, expected) in [
             (["s0:c1", "s0:c1"], json!(null), true, false, Some(wanted(None))),
             (["s0:c1", "s0:c1"], json!(null), true, true, Some(wanted(label("s0:c1")))),

@@ -151,14 +151,16 @@ pub(crate) struct ManagerState {
     volumes: BTreeMap<(PodUid, String), Arc<Resolved>>,
     /// Declared pods. The token is cancelled when the pod is released.
     open: BTreeMap<PodUid, CancellationToken>,
-    /// Errors of volumes that could not be resolved by the last declaration of their pods, by the names in these.
+    /// Errors of volumes that could not be resolved by the last declaration of their pods, by the names in
+    /// these.
     pub(crate) unresolved: BTreeMap<(PodUid, String), (String, Timestamp)>,
     /// The first declaration of each volume, by pod and by the name in the pod.
     needed: BTreeMap<PodUid, BTreeMap<String, Timestamp>>,
     forms: BTreeMap<VolumeName, Form>,
     /// The plugin of each volume, for metrics.
     plugins: BTreeMap<VolumeName, PluginLabel>,
-    /// Volumes of pods that were found on disk without readable metadata, until they are declared or unmounted.
+    /// Volumes of pods that were found on disk without readable metadata, until they are declared or
+    /// unmounted.
     unreadable: BTreeSet<VolumeName>,
     pub(crate) running: BTreeMap<Key, Running>,
     /// The last error per operation, until it succeeds.
@@ -185,7 +187,8 @@ impl ManagerState {
         }
     }
 
-    /// Opens a pod for [`ManagerState::declare`], and returns the token that is cancelled when the pod is released.
+    /// Opens a pod for [`ManagerState::declare`], and returns the token that is cancelled when the pod is
+    /// released.
     pub(crate) fn open(&mut self, pod: &PodUid) -> CancellationToken {
         self.open.entry(pod.clone()).or_default().clone()
     }
@@ -194,8 +197,8 @@ impl ManagerState {
         self.open.contains_key(pod)
     }
 
-    /// Sets the volumes of a pod, unless it was released since `open`. Returns what was found about the labels of volumes that the
-    /// pod did not have.
+    /// Sets the volumes of a pod, unless it was released since `open`. Returns what was found about the
+    /// labels of volumes that the pod did not have.
     pub(crate) fn declare(
         &mut self,
         pod: &PodUid,
@@ -280,8 +283,9 @@ impl ManagerState {
         )
     }
 
-    /// Forgets a directory without metadata that belongs to a volume which is going to be mounted, which writes the metadata. A disk
-    /// that was found under another name keeps its mounts: they are there even if the pod is released before it is mounted again.
+    /// Forgets a directory without metadata that belongs to a volume which is going to be mounted, which
+    /// writes the metadata. A disk that was found under another name keeps its mounts: they are there even if
+    /// the pod is released before it is mounted again.
     fn supersede(&mut self, pod: &PodUid, resolved: &Resolved, form: &Form) {
         let spec_name = &resolved.desired.spec_name;
         let mut unknown = vec![VolumeName::of_pod(PLUGIN, pod, spec_name)];
@@ -359,7 +363,8 @@ impl ManagerState {
         self.actual.may_have_mounts(pod) || self.running.values().any(|job| job.pod.as_ref() == Some(pod))
     }
 
-    /// Returns what a pod's volumes wait for: the last error of an operation, the step in flight, or the attachment by the controller.
+    /// Returns what a pod's volumes wait for: the last error of an operation, the step in flight, or the
+    /// attachment by the controller.
     pub(crate) fn progress(&self, pod: &PodUid) -> Option<String> {
         let names: BTreeSet<&VolumeName> =
             self.desired.volumes_of(pod).map(|(_, volume)| &volume.name).collect();

@@ -58,8 +58,8 @@ pub struct VolumeTasksContext {
     pub tokens: Option<Arc<dyn TokenSource>>,
     /// Socket of status-reporter, which writes volumes in use and drivers to the Node and CSINode objects.
     pub status_reporter: PathBuf,
-    /// A controller attaches volumes (`enableControllerAttachDetach`). This node does not attach volumes, so that without a
-    /// controller only volumes that need no attachment are mounted.
+    /// A controller attaches volumes (`enableControllerAttachDetach`). This node does not attach volumes, so
+    /// that without a controller only volumes that need no attachment are mounted.
     pub controller_attaches: bool,
     /// Root directory of the machine's SELinux policy; none on a machine without SELinux.
     pub selinux_root: Option<PathBuf>,
@@ -146,9 +146,8 @@ impl std::fmt::Debug for VolumeTasks {
 }
 
 impl VolumeTasks {
-    /// Reads the volumes that are mounted, and starts the tasks `plugin manager`, `driver limits`, `node volumes`, `attachments`
-    /// and `volumes`.
-    /// All end with `stop`; nothing is unmounted then.
+    /// Reads the volumes that are mounted, and starts the tasks `plugin manager`, `driver limits`,
+    /// `node volumes`, `attachments` and `volumes`. All end with `stop`; nothing is unmounted then.
     ///
     /// # Errors
     /// Fails if a directory cannot be read.
@@ -220,8 +219,8 @@ impl VolumeTasks {
         Ok(tasks)
     }
 
-    /// Reads the objects of a pod's volumes that tasks mount, and makes the volumes desired, unless `cancel` is cancelled before. Does
-    /// not wait for their mounts. A pod without such volumes costs nothing.
+    /// Reads the objects of a pod's volumes that tasks mount, and makes the volumes desired, unless `cancel`
+    /// is cancelled before. Does not wait for their mounts. A pod without such volumes costs nothing.
     ///
     /// Cancellation safety: a declaration that is dropped changes nothing.
     pub async fn declare(&self, pod: &Arc<Pod>, uid: &PodUid, cancel: &CancellationToken) {
@@ -254,8 +253,8 @@ impl VolumeTasks {
         }
     }
 
-    /// Declares a pod at rest again, in a task of its own since the API server may be slow: if `due` says that its sync is due, if
-    /// it was not declared since the start, or if its volumes are not known.
+    /// Declares a pod at rest again, in a task of its own since the API server may be slow: if `due` says
+    /// that its sync is due, if it was not declared since the start, or if its volumes are not known.
     pub fn refresh(&self, pod: &Arc<Pod>, uid: &PodUid, due: bool) {
         let has_volumes = pods::spec(pod).volumes.iter().flatten().any(|volume| !is_direct(volume));
         let state = self.0.state.lock();
@@ -270,13 +269,13 @@ impl VolumeTasks {
         }
     }
 
-    /// Waits until the volumes of a declared pod whose direct volumes were set up are mounted, at most 2m3s and until `cancel` is
-    /// cancelled (`WaitForAttachAndMount`). Returns them by their names in the pod. `show` receives the names of those that are not
-    /// mounted, and the call in flight or the last error.
+    /// Waits until the volumes of a declared pod whose direct volumes were set up are mounted, at most 2m3s
+    /// and until `cancel` is cancelled (`WaitForAttachAndMount`). Returns them by their names in the pod.
+    /// `show` receives the names of those that are not mounted, and the call in flight or the last error.
     ///
     /// # Errors
-    /// Fails at once if a volume could not be resolved, which is an event of the pod, too, or if a direct volume is not set up. Else
-    /// fails after the limit.
+    /// Fails at once if a volume could not be resolved, which is an event of the pod, too, or if a direct
+    /// volume is not set up. Else fails after the limit.
     pub async fn wait(
         &self,
         pod: &Pod,
@@ -330,7 +329,8 @@ impl VolumeTasks {
         }
     }
 
-    /// Returns the error of a pod whose volumes are not mounted. Looks up whether the node has room for those that are not attached.
+    /// Returns the error of a pod whose volumes are not mounted. Looks up whether the node has room for those
+    /// that are not attached.
     async fn not_ready(&self, uid: &PodUid, missing: NotMounted, cause: &str) -> NotReady {
         let unattached: Vec<Arc<Resolved>> = {
             let state = self.0.state.lock();
@@ -357,12 +357,13 @@ impl VolumeTasks {
         not_ready
     }
 
-    /// Removes the subpaths and the direct volumes of a pod whose containers have stopped. Then makes its other volumes undesired, and
-    /// waits until they are unmounted and no operation for the pod is in flight, at most 2m3s (`WaitForUnmount`).
+    /// Removes the subpaths and the direct volumes of a pod whose containers have stopped. Then makes its
+    /// other volumes undesired, and waits until they are unmounted and no operation for the pod is in flight,
+    /// at most 2m3s (`WaitForUnmount`).
     ///
     /// # Errors
-    /// Fails at once if a subpath or a direct volume cannot be removed. Else fails after the limit, with the last error of an unmount.
-    /// The unmounts go on, and the call can be repeated.
+    /// Fails at once if a subpath or a direct volume cannot be removed. Else fails after the limit, with the
+    /// last error of an unmount. The unmounts go on, and the call can be repeated.
     pub async fn unmount(&self, uid: &PodUid) -> Result<(), StillMounted> {
         self.remove_direct(uid).await?;
         self.release(uid);
@@ -410,8 +411,8 @@ impl VolumeTasks {
         self.0.tools.mounter.clone()
     }
 
-    /// Returns the mounted volumes of a pod that tasks mount, without those that have no file system of their own: block volumes and
-    /// paths of the node.
+    /// Returns the mounted volumes of a pod that tasks mount, without those that have no file system of their
+    /// own: block volumes and paths of the node.
     #[must_use]
     pub fn file_systems(&self, uid: &PodUid) -> Vec<MountedFileSystem> {
         let state = self.0.state.lock();

@@ -126,7 +126,8 @@ pub(crate) enum Form {
     InTree {
         plugin: Plugin,
         is_block: bool,
-        /// Name of the device's directory; that of the volume if the volume has no device, and empty if the device is not known.
+        /// Name of the device's directory; that of the volume if the volume has no device, and empty if the
+        /// device is not known.
         device: String,
     },
 }
@@ -152,7 +153,8 @@ pub(crate) fn certainty(error: &CsiError) -> Certainty {
 }
 
 impl Resolved {
-    /// Returns a failed operation with the kubelet's text, such as `MountVolume.SetUp failed for volume "pv" : …`.
+    /// Returns a failed operation with the kubelet's text, such as
+    /// `MountVolume.SetUp failed for volume "pv" : …`.
     pub(crate) fn failure(&self, step: &str, error: &str, certainty: Certainty) -> Failure {
         let (kind, reason) = if self.provided.is_block {
             ("MapVolume", "FailedMapVolume")
@@ -163,7 +165,8 @@ impl Resolved {
         Failure { reason, message, certainty }
     }
 
-    /// Returns the messages of the events of a mounted volume: those of a block volume (`GenerateMapVolumeFunc`).
+    /// Returns the messages of the events of a mounted volume: those of a block volume
+    /// (`GenerateMapVolumeFunc`).
     pub(crate) fn mapped(&self, tools: &Tools, uid: &PodUid) -> Vec<String> {
         let (name, root) = (&self.desired.spec_name, &tools.root);
         if !self.provided.is_block {
@@ -282,7 +285,8 @@ pub(crate) async fn mount(
     Mounted { device, expansion, result }
 }
 
-/// Expands a volume that was mounted for a pod, if its PersistentVolume is larger. Returns the result for the pod's volume, too.
+/// Expands a volume that was mounted for a pod, if its PersistentVolume is larger. Returns the result for the
+/// pod's volume, too.
 pub(crate) async fn expand_if_larger(
     tools: &Tools,
     volume: &Resolved,
@@ -422,7 +426,8 @@ async fn tokens(tools: &Tools, volume: &Resolved, uid: &PodUid) -> Result<String
     Ok(serde_json::Value::Object(tokens).to_string())
 }
 
-/// Returns whether attaching failed because the node has no room for another volume (`VerifyExhaustedResource`).
+/// Returns whether attaching failed because the node has no room for another volume
+/// (`VerifyExhaustedResource`).
 pub(crate) async fn is_over_limit(tools: &Tools, volume: &Resolved) -> bool {
     let (Some(objects), Some(_)) = (&tools.objects, volume.rules.limit_period) else { return false };
     let Source::Csi(csi) = &volume.provided.source else { return false };

@@ -13,10 +13,12 @@ use tonic::{Code, Request, Response, Status};
 /// has the caller's text.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// Returns a channel to a plugin's socket that connects on first use and reconnects as needed. A call fails at once while no
-/// process listens, or if the server is neither root nor the owner of the socket's directory.
+/// Returns a channel to a plugin's socket that connects on first use and reconnects as needed. A call fails
+/// at once while no process listens, or if the server is neither root nor the owner of the socket's
+/// directory.
 ///
-/// The channel sends no HTTP/2 pings: servers of grpc-go close a connection with more than one ping in 5 minutes.
+/// The channel sends no HTTP/2 pings: servers of grpc-go close a connection with more than one ping in 5
+/// minutes.
 #[must_use]
 pub fn channel(path: PathBuf) -> Channel {
     let connector = tower::service_fn(move |_: Uri| {
@@ -65,8 +67,8 @@ impl CallError {
         status_code::go_name(self.code)
     }
 
-    /// Returns whether the plugin has certainly stopped working on the call. After another error the operation may be in
-    /// progress, or complete (`pkg/volume/csi: isFinalError`).
+    /// Returns whether the plugin has certainly stopped working on the call. After another error the
+    /// operation may be in progress, or complete (`pkg/volume/csi: isFinalError`).
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self.code {
@@ -92,8 +94,8 @@ impl CallError {
 }
 
 impl From<Status> for CallError {
-    /// An error of the connection becomes `Unavailable`: the plugin may have received the call. Only the plugin's own statuses
-    /// have no source.
+    /// An error of the connection becomes `Unavailable`: the plugin may have received the call. Only the
+    /// plugin's own statuses have no source.
     fn from(status: Status) -> Self {
         let mut message = status.message().to_owned();
         let Some(source) = std::error::Error::source(&status) else {

@@ -24,8 +24,8 @@ pub struct Plugin {
 #[error("{0}")]
 pub struct HandlerError(pub String);
 
-/// Registers the plugins of one type. The methods are called for different sockets at the same time, for one socket one after
-/// the other.
+/// Registers the plugins of one type. The methods are called for different sockets at the same time, for one
+/// socket one after the other.
 #[async_trait]
 pub trait PluginHandler: Send + Sync {
     /// Checks name, endpoint and versions, without a call of the plugin.
@@ -40,6 +40,7 @@ pub trait PluginHandler: Send + Sync {
     /// Returns why the plugin cannot be used; the handler keeps nothing of it.
     async fn register(&self, plugin: &Plugin) -> Result<(), HandlerError>;
 
-    /// Makes the plugin unavailable: its socket was removed or replaced, or it could not be informed of its registration.
+    /// Makes the plugin unavailable: its socket was removed or replaced, or it could not be informed of its
+    /// registration.
     async fn deregister(&self, plugin: &Plugin);
 }

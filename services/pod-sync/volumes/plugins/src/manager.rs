@@ -17,12 +17,14 @@ use crate::plan::{Retry, World, plan};
 use crate::register::{Handlers, RegisterError, register};
 use crate::scan::{Refusal, Scan, SocketId, scan};
 
-/// Interval between two scans of the registration directory without a notification. A socket in a new subdirectory may be older than
-/// the watch of that subdirectory.
+/// Interval between two scans of the registration directory without a notification. A socket in a new
+/// subdirectory may be older than the watch of that subdirectory.
 pub const RESCAN: Duration = Duration::from_secs(10);
-/// Interval between two scans of a directory that cannot be watched, for example because it does not exist yet.
+/// Interval between two scans of a directory that cannot be watched, for example because it does not exist
+/// yet.
 const RESCAN_UNWATCHED: Duration = Duration::from_secs(1);
-/// Capacity of the channel of finished operations: one per socket, and a socket with an operation in flight gets no other one.
+/// Capacity of the channel of finished operations: one per socket, and a socket with an operation in flight
+/// gets no other one.
 const FINISHED: usize = 64;
 
 /// The state of a socket in the registration directory.
@@ -49,7 +51,8 @@ pub struct PluginManager {
 }
 
 impl PluginManager {
-    /// Starts to register the plugins below `dir`, until `stop` is cancelled. Each plugin type needs a handler.
+    /// Starts to register the plugins below `dir`, until `stop` is cancelled. Each plugin type needs a
+    /// handler.
     #[must_use]
     pub fn start(
         dir: PathBuf,

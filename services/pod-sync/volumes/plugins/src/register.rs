@@ -1,4 +1,5 @@
-//! The registration of one plugin (`pkg/kubelet/pluginmanager/operationexecutor: GenerateRegisterPluginFunc`).
+//! The registration of one plugin
+//! (`pkg/kubelet/pluginmanager/operationexecutor: GenerateRegisterPluginFunc`).
 
 use std::collections::HashMap;
 use std::io;
@@ -51,7 +52,8 @@ pub(crate) enum RegisterError {
     Notify { socket: PathBuf, error: CallError },
 }
 
-/// Registers the plugin that listens at `socket` with the handler of its type, and informs the plugin of the result.
+/// Registers the plugin that listens at `socket` with the handler of its type, and informs the plugin of the
+/// result.
 pub(crate) async fn register(
     socket: &Path,
     handlers: &Handlers,

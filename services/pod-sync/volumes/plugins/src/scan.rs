@@ -14,7 +14,8 @@ const MOST_ENTRIES: usize = 4096;
 pub struct SocketId {
     device: u64,
     inode: u64,
-    /// Time of creation in seconds and nanoseconds. The time of modification does not change with mode or owner.
+    /// Time of creation in seconds and nanoseconds. The time of modification does not change with mode or
+    /// owner.
     created: (i64, i64),
 }
 
@@ -58,8 +59,8 @@ pub struct Scan {
     pub refused: BTreeMap<PathBuf, Refusal>,
 }
 
-/// Reads the directory and those below it, without following links. Names with a leading dot are skipped: plugins create
-/// their sockets under such names before they rename them. Blocks.
+/// Reads the directory and those below it, without following links. Names with a leading dot are skipped:
+/// plugins create their sockets under such names before they rename them. Blocks.
 ///
 /// # Errors
 /// Fails if the directory itself cannot be read. A directory that does not exist is empty.

@@ -48,7 +48,8 @@ pub struct MountedPod {
     pub state: MountState,
     /// The mount is to be repeated, to refresh the content.
     pub remount: bool,
-    /// Found on disk and not mounted by this process since: a failed mount does not prove that nothing is mounted.
+    /// Found on disk and not mounted by this process since: a failed mount does not prove that nothing is
+    /// mounted.
     pub reconstructed: bool,
 }
 
@@ -59,7 +60,8 @@ pub enum Expansion {
     Allowed,
     /// The last attempt had nothing to do, and the next one is after the next declaration of a pod.
     Postponed,
-    /// The driver does not expand the volume while it is in use. This holds as long as the volume is on the node.
+    /// The driver does not expand the volume while it is in use. This holds as long as the volume is on the
+    /// node.
     RefusedInUse,
 }
 
@@ -110,7 +112,8 @@ impl Actual {
         direct.or_else(|| self.volumes.get(name).and_then(|volume| volume.pods.get(pod)))
     }
 
-    /// Returns the volumes that a pod certainly has: those that tasks mount, then those that its worker sets up, both sorted by name.
+    /// Returns the volumes that a pod certainly has: those that tasks mount, then those that its worker sets
+    /// up, both sorted by name.
     pub fn mounted_by<'a>(&'a self, pod: &'a PodUid) -> impl Iterator<Item = &'a VolumeName> {
         let by_tasks = self.volumes.iter().filter_map(|(name, volume)| Some((name, volume.pods.get(pod)?)));
         let all = by_tasks.chain(self.direct_of(pod));
@@ -144,7 +147,8 @@ impl Actual {
         self.direct.entry(pod.clone()).or_default().insert(name, mount);
     }
 
-    /// Records that a worker has set up a volume, or, if `is_stale`, that its content is there and could not be refreshed.
+    /// Records that a worker has set up a volume, or, if `is_stale`, that its content is there and could not
+    /// be refreshed.
     pub fn direct_mounted(&mut self, volume: &DesiredVolume, pod: &PodUid, is_stale: bool) {
         let spec_name = volume.spec_name.clone();
         let mount =
@@ -152,7 +156,8 @@ impl Actual {
         self.direct.entry(pod.clone()).or_default().insert(volume.name.clone(), mount);
     }
 
-    /// Records that a worker could not set up a volume. One that was there before, or of which a part `is_left`, is uncertain now.
+    /// Records that a worker could not set up a volume. One that was there before, or of which a part
+    /// `is_left`, is uncertain now.
     pub fn direct_mount_failed(&mut self, volume: &DesiredVolume, pod: &PodUid, is_left: bool) {
         let present = self.direct.get_mut(pod).and_then(|volumes| volumes.get_mut(&volume.name));
         match present {
@@ -166,15 +171,16 @@ impl Actual {
         }
     }
 
-    /// Requests that the set-up of a pod's volumes for which `refreshes` holds is repeated by its worker (`MarkRemountRequired`).
+    /// Requests that the set-up of a pod's volumes for which `refreshes` holds is repeated by its worker
+    /// (`MarkRemountRequired`).
     pub fn request_direct_remount(&mut self, pod: &PodUid, refreshes: impl Fn(&VolumeName) -> bool) {
         for (name, mount) in self.direct.get_mut(pod).into_iter().flatten() {
             mount.remount |= refreshes(name);
         }
     }
 
-    /// Returns whether another pod has a volume, certainly or possibly, which a volume with the access mode ReadWriteOncePod
-    /// does not allow.
+    /// Returns whether another pod has a volume, certainly or possibly, which a volume with the access mode
+    /// ReadWriteOncePod does not allow.
     #[must_use]
     pub fn is_mounted_elsewhere(&self, name: &VolumeName, pod: &PodUid) -> bool {
         self.volumes.get(name).is_some_and(|volume| volume.pods.keys().any(|other| other != pod))
@@ -210,7 +216,8 @@ impl Actual {
         }
     }
 
-    /// Gives a pod's volume that was found on disk under another name its declared name. The device follows the last pod.
+    /// Gives a pod's volume that was found on disk under another name its declared name. The device follows
+    /// the last pod.
     pub fn rename(&mut self, old: &VolumeName, new: &VolumeName, pod: &PodUid) {
         let Some(found) = self.volumes.get_mut(old) else { return };
         let mount = found.pods.remove(pod);
@@ -301,7 +308,8 @@ impl Actual {
         self.entry(&volume.name).pods.insert(pod.clone(), mount);
     }
 
-    /// Records that a mount failed (`markVolumeErrorState`). The mount of a running pod stays: a failed refresh changes nothing.
+    /// Records that a mount failed (`markVolumeErrorState`). The mount of a running pod stays: a failed
+    /// refresh changes nothing.
     pub fn mount_failed(&mut self, desired: &DesiredVolume, pod: &PodUid, certainty: Certainty) {
         let Some(volume) = self.volumes.get_mut(&desired.name) else { return };
         let state = volume.pods.get(pod).map(|mount| (mount.state, mount.reconstructed));

@@ -52,8 +52,8 @@ pub struct DesiredVolume {
 struct DesiredPod {
     /// Volumes that tasks mount, by the name in the pod.
     volumes: BTreeMap<String, DesiredVolume>,
-    /// Volumes that the pod's worker sets up, by the name in the pod. They are apart since a node has many of them, and a comparison
-    /// is for one pod.
+    /// Volumes that the pod's worker sets up, by the name in the pod. They are apart since a node has many of
+    /// them, and a comparison is for one pod.
     direct: BTreeMap<String, DesiredVolume>,
     errors: BTreeSet<String>,
     /// Volumes of the pod are not known.
@@ -67,7 +67,8 @@ pub struct Desired {
 }
 
 impl Desired {
-    /// Sets the volumes of a pod that tasks mount by their names in the pod, and the errors of those that could not be resolved.
+    /// Sets the volumes of a pod that tasks mount by their names in the pod, and the errors of those that
+    /// could not be resolved.
     ///
     /// A volume that was resolved before and fails now stays desired: the pod may use it.
     pub fn set(
@@ -87,13 +88,14 @@ impl Desired {
         }
     }
 
-    /// Adds a pod whose volumes are not known yet. Nothing of the pod is unmounted before [`Desired::set`] without errors, or
-    /// [`Desired::remove`].
+    /// Adds a pod whose volumes are not known yet. Nothing of the pod is unmounted before [`Desired::set`]
+    /// without errors, or [`Desired::remove`].
     pub fn expect(&mut self, pod: &PodUid) {
         self.pods.entry(pod.clone()).or_default().is_incomplete = true;
     }
 
-    /// Returns whether volumes of a pod are not known: some could not be resolved, or the pod is only expected.
+    /// Returns whether volumes of a pod are not known: some could not be resolved, or the pod is only
+    /// expected.
     #[must_use]
     pub fn is_incomplete(&self, pod: &PodUid) -> bool {
         self.pods.get(pod).is_some_and(|pod| pod.is_incomplete)
@@ -116,7 +118,8 @@ impl Desired {
         volumes.into_iter().flatten().map(|(name, volume)| (name.as_str(), volume))
     }
 
-    /// Removes and returns the volumes that a pod's worker sets up. The containers of the pod have terminated.
+    /// Removes and returns the volumes that a pod's worker sets up. The containers of the pod have
+    /// terminated.
     pub fn remove_direct(&mut self, pod: &PodUid) -> impl Iterator<Item = DesiredVolume> + use<> {
         let volumes = self.pods.get_mut(pod).map(|pod| std::mem::take(&mut pod.direct));
         volumes.unwrap_or_default().into_values()
@@ -153,7 +156,8 @@ impl Desired {
         self.all_by_tasks().any(|(_, desired)| desired.name == *volume)
     }
 
-    /// Returns the volumes of a pod with their names in the pod: those that tasks mount, then those that its worker sets up.
+    /// Returns the volumes of a pod with their names in the pod: those that tasks mount, then those that its
+    /// worker sets up.
     pub fn volumes_of(&self, pod: &PodUid) -> impl Iterator<Item = (&str, &DesiredVolume)> {
         self.by_tasks_of(pod).chain(self.direct_of(pod))
     }
@@ -169,7 +173,8 @@ impl Desired {
         self.pods.keys()
     }
 
-    /// Returns all volumes that tasks mount with their pods, sorted by pod. A volume that has two names in a pod appears twice.
+    /// Returns all volumes that tasks mount with their pods, sorted by pod. A volume that has two names in a
+    /// pod appears twice.
     pub fn all_by_tasks(&self) -> impl Iterator<Item = (&PodUid, &DesiredVolume)> {
         self.pods.iter().flat_map(|(uid, pod)| pod.volumes.values().map(move |volume| (uid, volume)))
     }

@@ -1,11 +1,12 @@
 //! Decides which volumes to attach, mount, expand, unmount and detach (`pkg/kubelet/volumemanager`).
 //!
 //! - [`desired::Desired`]: the volumes of the pods that should run.
-//! - [`actual::Actual`]: what is attached and mounted, certainly or possibly. Operations report their results to it, and
-//!   [`reconstruct`] fills it from disk after a restart.
+//! - [`actual::Actual`]: what is attached and mounted, certainly or possibly. Operations report their results
+//!   to it, and [`reconstruct`] fills it from disk after a restart.
 //! - [`operations::Operations`]: what is in flight, and the back-off of what failed.
-//! - [`reconcile::reconcile`]: compares the two states, and returns the operations to start. It removes before it adds.
-//!   [`reconcile::reconcile_direct`] does the same for the volumes of one pod that the pod's worker sets up.
+//! - [`reconcile::reconcile`]: compares the two states, and returns the operations to start. It removes
+//!   before it adds. [`reconcile::reconcile_direct`] does the same for the volumes of one pod that the pod's
+//!   worker sets up.
 //! - [`wait`]: whether the volumes of a pod are mounted or unmounted, and the kubelet's texts of why not.
 //!
 //! This crate has no I/O, no tasks and no clock.
@@ -26,14 +27,14 @@ mod properties;
 use std::fmt;
 use std::sync::Arc;
 
-/// Unique name of a volume: `<plugin>/<name of the plugin>` if the plugin attaches volumes or mounts devices, else
-/// `<plugin>/<pod UID>-<name>`.
+/// Unique name of a volume: `<plugin>/<name of the plugin>` if the plugin attaches volumes or mounts devices,
+/// else `<plugin>/<pod UID>-<name>`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct VolumeName(Arc<str>);
 
 impl VolumeName {
-    /// Returns the name of a volume that all pods of the node share, such as a PersistentVolume of a CSI driver
-    /// (`GetUniqueVolumeName`).
+    /// Returns the name of a volume that all pods of the node share, such as a PersistentVolume of a CSI
+    /// driver (`GetUniqueVolumeName`).
     #[must_use]
     pub fn shared(plugin: &str, name: &str) -> Self {
         Self(format!("{plugin}/{name}").into())

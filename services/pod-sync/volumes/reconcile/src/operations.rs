@@ -110,8 +110,8 @@ impl Operations {
         self.declared.get(volume).unwrap_or(volume)
     }
 
-    /// Records that a volume that was found on disk has another name. Operations under both names exclude each other: a leftover may be
-    /// unmounted when its pod is declared.
+    /// Records that a volume that was found on disk has another name. Operations under both names exclude
+    /// each other: a leftover may be unmounted when its pod is declared.
     pub fn renamed(&mut self, found: &VolumeName, declared: &VolumeName) {
         self.declared.insert(found.clone(), declared.clone());
     }
@@ -121,13 +121,14 @@ impl Operations {
         self.pending.insert(key, kind);
     }
 
-    /// Records that a shared volume is mounted for a pod. The other pods that have it are next: a mount that fails for one pod, or an
-    /// error that all have, must not keep others waiting.
+    /// Records that a shared volume is mounted for a pod. The other pods that have it are next: a mount that
+    /// fails for one pod, or an error that all have, must not keep others waiting.
     pub fn took_turn(&mut self, volume: &VolumeName, pod: &PodUid) {
         self.turns.insert(volume.clone(), pod.clone());
     }
 
-    /// Returns whether other pods that have a volume are before this one: pods take turns in the order of their UIDs.
+    /// Returns whether other pods that have a volume are before this one: pods take turns in the order of
+    /// their UIDs.
     #[must_use]
     pub fn had_turn(&self, volume: &VolumeName, pod: &PodUid) -> bool {
         self.turns.get(volume).is_some_and(|last| pod <= last)

@@ -78,8 +78,8 @@ impl Operation {
 /// Facts about the node that the reconciler needs.
 #[derive(Debug, Clone, Default)]
 pub struct NodeVolumeFacts {
-    /// The desired state is complete: all sources of pods have delivered, and all pods were processed once. Nothing is
-    /// unmounted before.
+    /// The desired state is complete: all sources of pods have delivered, and all pods were processed once.
+    /// Nothing is unmounted before.
     pub pods_known: bool,
     /// A controller attaches volumes (`enableControllerAttachDetach`).
     pub controller_attaches: bool,
@@ -102,8 +102,8 @@ pub struct ReconcilePlan {
     pub next: Option<Instant>,
 }
 
-/// Compares the states of the volumes that tasks mount. The caller applies `attached` and `detached`, records each operation in
-/// [`Operations`], and starts it.
+/// Compares the states of the volumes that tasks mount. The caller applies `attached` and `detached`, records
+/// each operation in [`Operations`], and starts it.
 #[must_use]
 pub fn reconcile(
     desired: &Desired,
@@ -122,7 +122,8 @@ pub fn reconcile(
             desired.all_by_tasks().filter(|(pod, volume)| operations.had_turn(&volume.name, pod) == had_turn)
         {
             let other = actual.mount(&volume.name, pod).filter(|mount| mount.spec_name != volume.spec_name);
-            // Two PersistentVolumes of a pod with one handle are one volume, which is mounted once for the pod.
+            // Two PersistentVolumes of a pod with one handle are one volume, which is mounted once for the
+            // pod.
             if other.is_none_or(|mount| !desired.has_spec_name(pod, &mount.spec_name)) {
                 add(&mut pass, actual, node, pod, volume);
             }
@@ -134,8 +135,8 @@ pub fn reconcile(
     pass.plan
 }
 
-/// Compares the states of the volumes that the worker of `pod` sets up, which has declared or released the pod. The caller records each
-/// operation in [`Operations`], and executes it.
+/// Compares the states of the volumes that the worker of `pod` sets up, which has declared or released the
+/// pod. The caller records each operation in [`Operations`], and executes it.
 ///
 /// The volumes of other pods are not looked at, so that the costs of a pod do not grow with the node.
 #[must_use]
@@ -489,7 +490,8 @@ mod tests {
         assert_eq!((waits.start, waits.next), (vec![], Some(now + crate::operations::FIRST_WAIT)));
         let due = now + crate::operations::FIRST_WAIT;
         assert_eq!(plan(&desired, &actual, &operations, due).start, [mount("a", false)]);
-        // A stale volume is mounted, and its refresh is due again. A removal does not wait for the back-off of a mount.
+        // A stale volume is mounted, and its refresh is due again. A removal does not wait for the back-off
+        // of a mount.
         actual.direct_mounted(&named("a"), &pod, true);
         assert_eq!(actual.mounted_by(&pod).count(), 2);
         assert_eq!(plan(&desired, &actual, &operations, due).start, [mount("a", true)]);

@@ -37,7 +37,8 @@ impl NotMounted {
     }
 }
 
-/// Returns what is missing of the volumes that a pod's containers use, by their names in the pod; `None` if all are mounted.
+/// Returns what is missing of the volumes that a pod's containers use, by their names in the pod; `None` if
+/// all are mounted.
 #[must_use]
 pub fn not_mounted(
     desired: &Desired,
@@ -73,7 +74,8 @@ pub fn not_mounted(
     })
 }
 
-/// Returns the kubelet's text for a pod with mounted volumes and a cause, such as [`TIMED_OUT`]; `None` if it has none.
+/// Returns the kubelet's text for a pod with mounted volumes and a cause, such as [`TIMED_OUT`]; `None` if it
+/// has none.
 #[must_use]
 pub fn still_mounted(actual: &Actual, pod: &PodUid, cause: &str) -> Option<String> {
     let mounted: Vec<&str> = actual.mounted_by(pod).map(VolumeName::as_str).collect();

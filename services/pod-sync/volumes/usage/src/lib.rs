@@ -1,10 +1,11 @@
 //! Disk usage of volumes, for the node's statistics (pkg/kubelet/server/stats).
 //!
-//! [`run`] is a future that the caller spawns. It measures one pod after another, each once per `volumeStatsAggPeriod`, and stores the
-//! results in [`Measured`]. It works a tenth of the time, so that a volume with a million files leaves the disk to the pods. A volume
-//! whose file system hangs delays the others only once ([`Stalls`]). [`run_provided`] requests the usage of drivers' volumes.
-//! [`count_volumes`], another such future, sets the gauges of volumes. [`Measured`] also reads the figures of the runtime's file systems
-//! on request. There are no channels. pod-sync does this, since only root may read volumes.
+//! [`run`] is a future that the caller spawns. It measures one pod after another, each once per
+//! `volumeStatsAggPeriod`, and stores the results in [`Measured`]. It works a tenth of the time, so that a
+//! volume with a million files leaves the disk to the pods. A volume whose file system hangs delays the
+//! others only once ([`Stalls`]). [`run_provided`] requests the usage of drivers' volumes. [`count_volumes`],
+//! another such future, sets the gauges of volumes. [`Measured`] also reads the figures of the runtime's file
+//! systems on request. There are no channels. pod-sync does this, since only root may read volumes.
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -116,7 +117,8 @@ pub async fn run(
 /// Called before each file.
 type Step<'a> = dyn FnMut() -> io::Result<()> + 'a;
 
-/// Measures all pods that are due, one after another, with pauses. Blocks the thread. One thread for all of them saves wake-ups.
+/// Measures all pods that are due, one after another, with pauses. Blocks the thread. One thread for all of
+/// them saves wake-ups.
 fn measure_due(
     pods: &impl Pods,
     measured: &Measured,
@@ -151,8 +153,9 @@ fn measure_due(
     }
 }
 
-/// Measures the ephemeral storage of pods at once and without pauses, for an eviction that depends on it. Blocks the thread. A volume
-/// that is not counted before `deadline` is left out. Other volumes are not touched: the server of one may not answer.
+/// Measures the ephemeral storage of pods at once and without pauses, for an eviction that depends on it.
+/// Blocks the thread. A volume that is not counted before `deadline` is left out. Other volumes are not
+/// touched: the server of one may not answer.
 #[must_use]
 pub fn measure_now(
     root_dir: &Path,
@@ -212,7 +215,8 @@ impl<F: Fn() -> bool> Throttle<F> {
     }
 }
 
-/// Measures the existing volumes of a pod, its hosts file and its termination logs. Volumes that cannot be measured are left out.
+/// Measures the existing volumes of a pod, its hosts file and its termination logs. Volumes that cannot be
+/// measured are left out.
 fn measure(
     uid: &PodUid,
     pod: &Pod,
@@ -243,7 +247,8 @@ fn measure(
     wire::PodStorage { uid: uid.to_string(), volumes, hosts, termination_logs }
 }
 
-/// Returns the directory of a volume, or `None` for volumes of the host and of the runtime, which are not measured.
+/// Returns the directory of a volume, or `None` for volumes of the host and of the runtime, which are not
+/// measured.
 fn place(volume: &Volume, dir: &Path) -> Option<PathBuf> {
     match plugin(volume) {
         "kubernetes.io/host-path" | "kubernetes.io/image" | "unknown" => None,
@@ -269,7 +274,8 @@ fn usage(place: &Path, count: impl FnOnce(&Path) -> io::Result<walk::Usage>) -> 
     Ok(wire::DiskUsage { used_bytes: used.bytes, inodes_used: used.inodes, ..whole })
 }
 
-/// Returns the usage of the file system at a path. Blocks, as long as a server of the file system does not answer.
+/// Returns the usage of the file system at a path. Blocks, as long as a server of the file system does not
+/// answer.
 ///
 /// # Errors
 /// The file system cannot be read.

@@ -34,12 +34,13 @@ pub trait Drivers: Send + Sync + 'static {
     /// Returns the mounted volumes of a pod, without block volumes.
     fn mounted(&self, uid: &PodUid) -> Vec<ProvidedVolume>;
 
-    /// Returns the usage of a volume, or `None` if its driver does not report any. Has a time limit of its own.
+    /// Returns the usage of a volume, or `None` if its driver does not report any. Has a time limit of its
+    /// own.
     async fn usage(&self, volume: &ProvidedVolume) -> Option<wire::DiskUsage>;
 }
 
-/// Requests the usage of all volumes once per period until `stop`. One call per driver is in flight at a time, and a driver that hangs
-/// delays no other.
+/// Requests the usage of all volumes once per period until `stop`. One call per driver is in flight at a
+/// time, and a driver that hangs delays no other.
 pub async fn run(
     pods: Arc<impl Pods>,
     drivers: Arc<impl Drivers>,

@@ -19,7 +19,8 @@ struct VolumesLabel {
     state: &'static str,
 }
 
-/// Sets the gauges of desired and actual volumes periodically, until `stop`. `count` returns the numbers of both.
+/// Sets the gauges of desired and actual volumes periodically, until `stop`. `count` returns the numbers of
+/// both.
 pub async fn run(count: impl Fn() -> (Counts, Counts) + Send, stop: CancellationToken) {
     let gauges: Family<VolumesLabel, Gauge> =
         gauge_family("volume_manager_total_volumes", "Number of volumes in Volume Manager");

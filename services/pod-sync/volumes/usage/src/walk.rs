@@ -1,4 +1,5 @@
-//! Usage of a directory, as `du` counts it (pkg/volume/util/fs): blocks and inodes, hard links once, without other file systems.
+//! Usage of a directory, as `du` counts it (pkg/volume/util/fs): blocks and inodes, hard links once, without
+//! other file systems.
 //!
 //! The tree belongs to a pod, which may change it concurrently and nest it to any depth.
 

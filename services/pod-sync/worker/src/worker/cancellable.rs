@@ -1,6 +1,7 @@
 //! Cancels the reads of objects and tokens with the sync that waits for them.
 //!
-//! Only reads are cancelled. Objects that were read are written completely, so that a removal of volumes never meets a writer.
+//! Only reads are cancelled. Objects that were read are written completely, so that a removal of volumes
+//! never meets a writer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -15,8 +15,8 @@ use crate::context::PodEnvironment;
 const FAILED: &str = "FailedPrepareDynamicResources";
 
 impl Preparation<'_> {
-    /// Prepares the claims of the pod: before each sandbox, since the machine may have restarted, and before a container if the record does
-    /// not have them.
+    /// Prepares the claims of the pod: before each sandbox, since the machine may have restarted, and before
+    /// a container if the record does not have them.
     pub(super) async fn prepare_claims(&mut self, pod: &Pod, is_new_sandbox: bool) -> Result<(), Halt> {
         let claims = &self.environment.claims;
         let uid = &self.tracker.pod_ref.uid;

@@ -100,12 +100,14 @@ impl ContainerStop<'_> {
             event(EventType::Normal, "Killing", &self.message);
         }
         let began = ctx.clock.boot();
-        // An earlier try has most likely sent the request, and spent most of its time in the stop itself: no second request.
+        // An earlier try has most likely sent the request, and spent most of its time in the stop itself: no
+        // second request.
         let hook = self.pre_stop().filter(|hook| hook.http_get.is_none() || self.began.is_none());
         if let Some(hook) = hook.filter(|_| self.grace > 0) {
             let limit = clock::seconds(self.grace);
             let id = self.id;
-            // A command that did not reach cri-proxy runs when cri-proxy is back. The container stops after it.
+            // A command that did not reach cri-proxy runs when cri-proxy is back. The container stops after
+            // it.
             let run = async {
                 loop {
                     match hooks::run(ctx, self.pod, self.container, &hook, id, self.ips, self.began).await {
@@ -154,8 +156,8 @@ impl ContainerStop<'_> {
         }
     }
 
-    /// Waits for a hook. A sleep ends with its container, like a command that the runtime ends. With kubelet 1.36 it does not
-    /// (`pkg/kubelet/lifecycle: handlerRunner.runSleepHandler`).
+    /// Waits for a hook. A sleep ends with its container, like a command that the runtime ends. With kubelet
+    /// 1.36 it does not (`pkg/kubelet/lifecycle: handlerRunner.runSleepHandler`).
     async fn unless_ended(
         &self,
         hook: &LifecycleHandler,
@@ -180,7 +182,8 @@ impl ContainerStop<'_> {
     }
 }
 
-/// Returns a container of the spec, and the list that it is in. Only ephemeral containers are in neither of the others.
+/// Returns a container of the spec, and the list that it is in. Only ephemeral containers are in neither of
+/// the others.
 pub(super) fn find<'a>(pod: &'a Pod, name: &str) -> (Option<&'a Container>, ContainerKind) {
     let spec = pods::spec(pod);
     if let Some(c) = spec.containers.iter().find(|c| c.name == name) {
@@ -256,7 +259,8 @@ pub(super) async fn stop_observed(
         })
     });
     let containers = join_all(stops).await;
-    // An interrupted stop is repeated with the remaining grace period, which a stop of the sandbox would cut short.
+    // An interrupted stop is repeated with the remaining grace period, which a stop of the sandbox would cut
+    // short.
     if let Some(i) = containers.iter().position(|stopped| matches!(stopped, Err(Halt::Interrupted(_)))) {
         return containers.into_iter().nth(i).unwrap_or(Ok(()));
     }

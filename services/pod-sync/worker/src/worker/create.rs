@@ -35,7 +35,8 @@ use crate::image::NoImage;
 
 const CREATE: &str = "CreateContainer";
 
-/// Returns the container whose process namespace an ephemeral container joins, if it names one (`targetContainerName`).
+/// Returns the container whose process namespace an ephemeral container joins, if it names one
+/// (`targetContainerName`).
 fn target<'a>(
     pod: &Pod,
     container: &Container,
@@ -293,7 +294,8 @@ impl Starts<'_> {
         .await
     }
 
-    /// Pulls the images of the image volumes that these containers mount. The containers wait with the reason of a failure.
+    /// Pulls the images of the image volumes that these containers mount. The containers wait with the reason
+    /// of a failure.
     pub(super) async fn ensure_image_volumes(
         &mut self,
         pod: &Pod,

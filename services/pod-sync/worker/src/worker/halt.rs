@@ -11,7 +11,8 @@ use quintlet_model::ids::PodRef;
 pub(crate) enum Next {
     /// Another pass at once.
     Again,
-    /// There is nothing to do. The next pass runs after this time, after the resync period, or when the worker is woken.
+    /// There is nothing to do. The next pass runs after this time, after the resync period, or when the
+    /// worker is woken.
     Idle(Option<Duration>),
     /// The current phase (sync, terminating, terminated, finished) is complete.
     Advance,
@@ -97,7 +98,8 @@ impl Step {
     }
 }
 
-/// Returns whether an optional removal was done. A refusal is logged and ignored; an interruption ends the pass.
+/// Returns whether an optional removal was done. A refusal is logged and ignored; an interruption ends the
+/// pass.
 pub(super) fn tolerate_refusal(pod: &PodRef, removed: Result<(), Halt>) -> Result<bool, Halt> {
     match removed {
         Ok(()) => Ok(true),

@@ -1,5 +1,5 @@
-//! The httpGet handler of lifecycle hooks (`pkg/kubelet/lifecycle`). Every answer is a success, and certificates are not
-//! verified.
+//! The httpGet handler of lifecycle hooks (`pkg/kubelet/lifecycle`). Every answer is a success, and
+//! certificates are not verified.
 
 use std::io;
 use std::net::SocketAddr;
@@ -129,7 +129,8 @@ fn sources(
     std::iter::successors(std::error::Error::source(error), |e| e.source())
 }
 
-// Returns the text of Go's error for a failed connection, as the kubelet reports it; other errors keep their own text.
+// Returns the text of Go's error for a failed connection, as the kubelet reports it; other errors keep their
+// own text.
 fn words(url: &Uri, error: &hyper_util::client::legacy::Error) -> String {
     let refused = sources(error)
         .filter_map(|e| e.downcast_ref::<std::io::Error>())

@@ -31,11 +31,11 @@ impl HookError {
     }
 }
 
-/// Runs one hook to its end. `began` (CLOCK_BOOTTIME) is given if an earlier pod-sync recorded the start of the hook and not
-/// its end: the hook may have run, may be running, or may never have started.
+/// Runs one hook to its end. `began` (CLOCK_BOOTTIME) is given if an earlier pod-sync recorded the start of
+/// the hook and not its end: the hook may have run, may be running, or may never have started.
 ///
-/// - A command runs once: cri-proxy knows which of the three holds. If cri-proxy was restarted, too, the command is taken as
-///   started, since it runs on without its callers.
+/// - A command runs once: cri-proxy knows which of the three holds. If cri-proxy was restarted, too, the
+///   command is taken as started, since it runs on without its callers.
 /// - An HTTP request is sent again. Kubernetes promises at-least-once delivery of hooks.
 /// - A sleep lasts for the rest of its time.
 ///

@@ -83,7 +83,8 @@ impl Worker {
                     let pod = PodWork { is_critical, ..PodWork::of(&self.tracker.pod_ref) };
                     let worked = Box::pin(self.work(work));
                     let Some(next_work) = ctx.faults.contained(&pod, worked).await else {
-                        // The state may be half-changed: the pod manager makes another worker from the record.
+                        // The state may be half-changed: the pod manager makes another worker from the
+                        // record.
                         return;
                     };
                     match next_work {
@@ -113,8 +114,8 @@ impl Worker {
         self.tracker.record.delete();
     }
 
-    // Publishes why the pod is suspended, and waits until the suspension may be over. Returns false if the pod manager has
-    // dropped the pod.
+    // Publishes why the pod is suspended, and waits until the suspension may be over. Returns false if the
+    // pod manager has dropped the pod.
     pub(super) async fn wait_suspended(&mut self, wait: &Suspension) -> bool {
         self.ctx.control.static_pod_gate.release(&self.tracker.pod_ref.uid);
         let before = self.work_loop.suspension.desired.take().unwrap_or_else(|| self.tracker.desired());
@@ -209,7 +210,8 @@ impl Worker {
         next_work
     }
 
-    // `first_event` is the number of the first event of this pass. A failure with a warning event is already in the log.
+    // `first_event` is the number of the first event of this pass. A failure with a warning event is already
+    // in the log.
     pub(super) fn outcome(&mut self, next: Result<Next, Halt>, first_event: EventNumber) -> Outcome {
         match next {
             Ok(Next::Again) => Outcome::Requeue,

@@ -1,15 +1,18 @@
-//! The pod worker: syncs and terminates one pod (`pkg/kubelet: SyncPod, SyncTerminatingPod, SyncTerminatedPod`).
+//! The pod worker: syncs and terminates one pod
+//! (`pkg/kubelet: SyncPod, SyncTerminatingPod, SyncTerminatedPod`).
 //!
-//! Each worker is a task, and only this task acts on its pod, one action at a time. Everything else wakes the worker. Each
-//! pass takes the newest desired pod, a runtime state no older than the last action, probe memory and back-offs, decides
-//! with the functions of [`pod_sync_decisions`], acts, and returns when the next pass is due.
+//! Each worker is a task, and only this task acts on its pod, one action at a time. Everything else wakes the
+//! worker. Each pass takes the newest desired pod, a runtime state no older than the last action, probe
+//! memory and back-offs, decides with the functions of [`pod_sync_decisions`], acts, and returns when the
+//! next pass is due.
 //!
-//! [`Worker`] itself is the loop ([`lifecycle`]), the pass of a pod that is to run ([`sync`]), and the order of its actions
-//! ([`act`]). The rest are parts, each with the groups of the context that it uses:
+//! [`Worker`] itself is the loop ([`lifecycle`]), the pass of a pod that is to run ([`sync`]), and the order
+//! of its actions ([`act`]). The rest are parts, each with the groups of the context that it uses:
 //!
-//! - [`tracker`] follows the pod. It owns the [`record`], the [observer](observe) of the runtime, the [`probes`], the
-//!   [reports](report) to status-reporter, and the [`view`].
-//! - [`prepare`], [`sandbox`], [`resize`], [`start`], [`stop`] and [`removal`] perform actions. They borrow the tracker.
+//! - [`tracker`] follows the pod. It owns the [`record`], the [observer](observe) of the runtime, the
+//!   [`probes`], the [reports](report) to status-reporter, and the [`view`].
+//! - [`prepare`], [`sandbox`], [`resize`], [`start`], [`stop`] and [`removal`] perform actions. They borrow
+//!   the tracker.
 //! - [`terminate`] has the passes of a pod that ends.
 
 mod act;

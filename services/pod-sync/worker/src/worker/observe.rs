@@ -128,7 +128,8 @@ impl Observer {
         self.freshness.action_ended(self.clock.boot());
     }
 
-    /// Demands that the next observation lists all containers and sandboxes: an interrupted call may have created some.
+    /// Demands that the next observation lists all containers and sandboxes: an interrupted call may have
+    /// created some.
     pub(super) fn require_full_inspection(&mut self) {
         self.freshness.require_full_inspection();
     }

@@ -40,8 +40,8 @@ impl Findings {
     }
 }
 
-/// Returns the memories to record, or none if only the counters differ from those in the record. Counters grow with every
-/// probe, and a restart may lose them.
+/// Returns the memories to record, or none if only the counters differ from those in the record. Counters
+/// grow with every probe, and a restart may lose them.
 pub(super) fn changed_memories(recorded: &Memories, new: Memories) -> Option<Memories> {
     let is_same = recorded.len() == new.len()
         && recorded.iter().zip(&new).all(|((container, probe, memory), (new_container, new_probe, new))| {

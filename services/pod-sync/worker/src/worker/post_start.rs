@@ -16,8 +16,8 @@ use super::pass::Pass;
 use super::start::{FailedInstance, FailedStart, NotStarted, Starts};
 use super::stop::{Kill, Progress};
 
-/// Waits for a postStart hook, which has no time limit in the kubelet either, or for the end of its pod. Returns none if the pod
-/// ends first; the hook is then dropped.
+/// Waits for a postStart hook, which has no time limit in the kubelet either, or for the end of its pod.
+/// Returns none if the pod ends first; the hook is then dropped.
 async fn unless_ending<T>(hook: impl Future<Output = T>, ending: impl Future<Output = ()>) -> Option<T> {
     tokio::select! {
         done = hook => Some(done),
@@ -25,7 +25,8 @@ async fn unless_ending<T>(hook: impl Future<Output = T>, ending: impl Future<Out
     }
 }
 
-/// Returns the message of a failed postStart hook, with the text of the kubelet (`pkg/kubelet/lifecycle/handlers.go`).
+/// Returns the message of a failed postStart hook, with the text of the kubelet
+/// (`pkg/kubelet/lifecycle/handlers.go`).
 fn failure_text(hook: &LifecycleHandler, container: &str, pod: &str, error: &str, output: &str) -> String {
     let cause = format!("for Container {container:?} in Pod {pod:?} failed - error: {error}");
     if let Some(exec) = &hook.exec {
@@ -38,9 +39,9 @@ fn failure_text(hook: &LifecycleHandler, container: &str, pod: &str, error: &str
 }
 
 impl Starts<'_> {
-    /// Runs the postStart hook, or waits for one that an earlier pod-sync started. If the hook fails, the container is
-    /// stopped, with its preStop hook (`pkg/kubelet/kuberuntime: startContainer, killContainer`). The caller records
-    /// the end of the hook.
+    /// Runs the postStart hook, or waits for one that an earlier pod-sync started. If the hook fails, the
+    /// container is stopped, with its preStop hook
+    /// (`pkg/kubelet/kuberuntime: startContainer, killContainer`). The caller records the end of the hook.
     pub(super) async fn post_start(
         &mut self,
         pod: &Pod,
@@ -62,7 +63,8 @@ impl Starts<'_> {
             record.starting.remove(&container.name);
             record.post_starts.insert(id.to_string(), Some(began.unwrap_or(now)));
         });
-        // If the pod terminates meanwhile, the runtime ends a command with its container, and a request is dropped.
+        // If the pod terminates meanwhile, the runtime ends a command with its container, and a request is
+        // dropped.
         let stopping = self.stop_context();
         let ran = run(&stopping, Some(pod), Some(container), hook, id, ips, began);
         let Some(ran) = unless_ending(ran, self.until_ending()).await else { return Err(NotStarted::Ends) };
@@ -93,7 +95,8 @@ impl Starts<'_> {
             override_seconds: None,
             progress: Progress::Hidden,
         };
-        // An interrupted stop is repeated with the hook, whose result cri-proxy keeps. The kubelet ignores a refusal.
+        // An interrupted stop is repeated with the hook, whose result cri-proxy keeps. The kubelet ignores a
+        // refusal.
         if let Err(halt @ (Halt::Interrupted(_) | Halt::NetworkNotReady(_) | Halt::Cancelled)) =
             self.stops().kill_named(pod, instance, ips, kill).await
         {
@@ -111,7 +114,8 @@ impl Starts<'_> {
         }
     }
 
-    /// Finishes the postStart hooks of containers that an earlier pod-sync started. Returns whether there were any.
+    /// Finishes the postStart hooks of containers that an earlier pod-sync started. Returns whether there
+    /// were any.
     pub(super) async fn finish_post_starts(&mut self, pass: &Pass) -> Result<bool, Halt> {
         let running = pass.runtime.containers.iter().filter(|c| c.state == ContainerState::Running);
         let owed: Vec<_> = running

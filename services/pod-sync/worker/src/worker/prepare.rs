@@ -1,4 +1,5 @@
-//! Prepares a pod before its containers start: cgroup, directories, volumes, runtime handler and pull secrets.
+//! Prepares a pod before its containers start: cgroup, directories, volumes, runtime handler and pull
+//! secrets.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -53,8 +54,8 @@ pub(super) struct PodSetup {
 }
 
 impl PodSetup {
-    /// Reports the pull secrets that could not be read, after a container waits for this reason. Does so once per preparation, and only
-    /// if a pull has failed, as kubelet 1.37 (`pkg/kubelet: Kubelet.SyncPod`).
+    /// Reports the pull secrets that could not be read, after a container waits for this reason. Does so once
+    /// per preparation, and only if a pull has failed, as kubelet 1.37 (`pkg/kubelet: Kubelet.SyncPod`).
     pub(super) fn report_missing_pull_secrets(
         &mut self,
         reporting: &Reporting,
@@ -120,8 +121,9 @@ impl VolumeRefresh {
         Self { at, labels, annotations, resources: shown_resources(pod), object_changes }
     }
 
-    // The volumes may be outdated: labels, annotations, resources or objects have changed, or the interval has passed. A kubelet sets
-    // up these volumes in each sync of the pod (`pkg/volume/downwardapi: RequiresRemount`).
+    // The volumes may be outdated: labels, annotations, resources or objects have changed, or the interval
+    // has passed. A kubelet sets up these volumes in each sync of the pod
+    // (`pkg/volume/downwardapi: RequiresRemount`).
     fn due(&self, pod: &Pod, object_changes: u64, now: Duration, interval: Duration) -> Again {
         let has_changed = self.object_changes != object_changes
             || self.labels != pod.metadata.labels
@@ -365,8 +367,8 @@ impl Preparation<'_> {
         Halt::failed(waiting, message).after(jitter(self.retries.mounts.next_wait()))
     }
 
-    /// Declares volumes of drivers again, and refreshes files of ConfigMaps, Secrets, tokens and the downward API. A failure
-    /// leaves the old content. Returns the time until a failed refresh is due.
+    /// Declares volumes of drivers again, and refreshes files of ConfigMaps, Secrets, tokens and the downward
+    /// API. A failure leaves the old content. Returns the time until a failed refresh is due.
     pub(super) async fn refresh_volumes(&mut self, pass: &Pass) -> Option<Duration> {
         let pod = &pass.pod;
         let changes = self.environment.volume_changes(&self.tracker.pod_ref.uid);

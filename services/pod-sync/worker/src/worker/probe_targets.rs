@@ -19,8 +19,9 @@ use quintlet_model::runtime::{ContainerState, PodRuntime};
 use quintlet_proto::common::v1::KeyValue;
 use quintlet_proto::probe::v1 as wire;
 
-/// Limit of the expanded commands of all probes of a pod, in bytes. `execve(2)` refuses longer arguments: 128 KiB each, and a quarter of
-/// the stack limit in all, 2 MiB by default. With the rest of a pod's spec (1.5 MiB) the target stays below `quintlet_proto::limits::ITEM`.
+/// Limit of the expanded commands of all probes of a pod, in bytes. `execve(2)` refuses longer arguments: 128
+/// KiB each, and a quarter of the stack limit in all, 2 MiB by default. With the rest of a pod's spec (1.5
+/// MiB) the target stays below `quintlet_proto::limits::ITEM`.
 const MAX_COMMANDS: usize = 2 << 20;
 
 /// The probes of a pod.
@@ -28,13 +29,13 @@ const MAX_COMMANDS: usize = 2 << 20;
 pub(super) struct Targets {
     /// The target; none if the pod has no probes to run.
     pub target: Option<wire::PodTarget>,
-    /// Probes whose command exceeds [`MAX_COMMANDS`] after the expansion: container, probe and error. The runtime would refuse each
-    /// attempt, which leaves the result of the probe as it is.
+    /// Probes whose command exceeds [`MAX_COMMANDS`] after the expansion: container, probe and error. The
+    /// runtime would refuse each attempt, which leaves the result of the probe as it is.
     pub left_out: Vec<(String, ProbeType, String)>,
 }
 
-/// The part of the input on which [`targets`] depends. Targets of an equal basis are not built again: they may have megabytes, and a grant is
-/// signed for each command.
+/// The part of the input on which [`targets`] depends. Targets of an equal basis are not built again: they
+/// may have megabytes, and a grant is signed for each command.
 #[derive(Debug)]
 pub(super) struct Basis {
     pod: Arc<Pod>,
@@ -99,8 +100,8 @@ pub(super) struct TargetInput<'a> {
     pub status: &'a PodStatus,
     /// The runtime state.
     pub runtime: &'a PodRuntime,
-    /// Whether the pod is terminating: readiness probes continue, the others stop, those of sidecars too. kubelet 1.36 continues
-    /// the others of sidecars (`pkg/kubelet/prober: manager.StopLivenessAndStartup`).
+    /// Whether the pod is terminating: readiness probes continue, the others stop, those of sidecars too.
+    /// kubelet 1.36 continues the others of sidecars (`pkg/kubelet/prober: manager.StopLivenessAndStartup`).
     pub terminating: bool,
     /// Signs exec probes.
     pub key: &'a GrantKey,
@@ -284,8 +285,8 @@ pub(super) fn container_status<'a>(status: &'a PodStatus, name: &str) -> Option<
     regular.chain(status.init_container_statuses.iter().flatten()).find(|s| s.name == name)
 }
 
-/// Returns probe results, from the status in the API server, for containers that ran before pod-sync was here. Without them
-/// a Ready pod would become unready, and a passed startup probe would run again.
+/// Returns probe results, from the status in the API server, for containers that ran before pod-sync was
+/// here. Without them a Ready pod would become unready, and a passed startup probe would run again.
 #[must_use]
 pub(super) fn seeds(
     pod: &Pod,

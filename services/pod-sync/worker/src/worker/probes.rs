@@ -70,7 +70,8 @@ impl PodProbes {
         self.probes.memory(&self.uid)
     }
 
-    /// Hands the results that a status shows to probe-service, once, for containers whose results it does not have.
+    /// Hands the results that a status shows to probe-service, once, for containers whose results it does not
+    /// have.
     pub(super) fn seed(&mut self, pod: &Pod, status: Option<&PodStatus>, runtime: &PodRuntime) {
         if std::mem::replace(&mut self.is_memory_seeded, true) {
             return;
@@ -91,7 +92,8 @@ impl PodProbes {
         }
     }
 
-    /// Lets the next [`Self::seed`] hand over results again, from the status of a mirror pod that was not known before.
+    /// Lets the next [`Self::seed`] hand over results again, from the status of a mirror pod that was not
+    /// known before.
     pub(super) fn seed_again(&mut self) {
         self.is_memory_seeded = false;
     }
@@ -133,7 +135,8 @@ impl PodProbes {
         self.basis = Some(basis);
     }
 
-    // Requests the periods below one second of the pod's annotation. An annotation without an effect is reported once.
+    // Requests the periods below one second of the pod's annotation. An annotation without an effect is
+    // reported once.
     fn request_periods(&mut self, pod: &Pod) -> GrantedPeriods {
         let found = probe_period::fast_probes(pod);
         let wanted = found.as_ref().ok().copied().flatten();

@@ -26,8 +26,9 @@ impl RecordFile {
         Self { checkpoints, pod_ref, saved: record.clone(), current: record, json: RecordJson::default() }
     }
 
-    /// Changes the record and, if it then differs from the one on disk, writes it before it returns. Call it before
-    /// the action that the change describes. A failure is logged, and the next update writes the change.
+    /// Changes the record and, if it then differs from the one on disk, writes it before it returns. Call it
+    /// before the action that the change describes. A failure is logged, and the next update writes the
+    /// change.
     pub(super) fn update<T>(&mut self, change: impl FnOnce(&mut PodRecord) -> T) -> T {
         let changed = change(&mut self.current);
         if self.current != self.saved {

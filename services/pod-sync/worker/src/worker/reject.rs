@@ -9,7 +9,8 @@ use super::halt::Halt;
 use super::tracker::Tracker;
 use crate::context::{Reporting, WorkerControl};
 
-/// Terminates a pod that the node cannot run after all, with the status of a rejected pod. What the pod has on the node is removed.
+/// Terminates a pod that the node cannot run after all, with the status of a rejected pod. What the pod has
+/// on the node is removed.
 pub(super) fn terminate_rejected(
     reporting: &Reporting,
     control: &WorkerControl,

@@ -59,8 +59,9 @@ impl Removals<'_> {
         self.runtime.calls.remove_container(id).await.map_err(|e| Halt::of(&e, Step::RemoveContainer))
     }
 
-    /// Removes instances whose start was interrupted before they ran: containerd aborts a start when its caller's connection
-    /// breaks. They are created again with the same attempt. Returns whether there were any.
+    /// Removes instances whose start was interrupted before they ran: containerd aborts a start when its
+    /// caller's connection breaks. They are created again with the same attempt. Returns whether there were
+    /// any.
     pub(super) async fn remove_interrupted_starts(&mut self, pass: &Pass) -> Result<bool, Halt> {
         let never_ran: Vec<_> = pass
             .runtime
@@ -73,8 +74,8 @@ impl Removals<'_> {
         let mut forgotten = false;
         for instance in &never_ran {
             tracing::info!(pod.uid = %self.tracker.pod_ref.uid, container.id = %instance.id, "removing container whose start was interrupted");
-            // containerd 1.6 may keep the task of such a start, and then refuses to remove the container. The next instance is
-            // created beside it, with the next attempt.
+            // containerd 1.6 may keep the task of such a start, and then refuses to remove the container. The
+            // next instance is created beside it, with the next attempt.
             let removed = self.remove_container(&pass.runtime, &instance.id, true).await;
             forgotten |= tolerate_refusal(&self.tracker.pod_ref, removed)?;
         }
@@ -85,8 +86,8 @@ impl Removals<'_> {
         Ok(forgotten)
     }
 
-    /// Removes dead instances that the status no longer shows, and sandboxes without containers. Instances in the status stay
-    /// until the API server has that status.
+    /// Removes dead instances that the status no longer shows, and sandboxes without containers. Instances in
+    /// the status stay until the API server has that status.
     pub(super) async fn collect_dead(&mut self) -> Result<(), Halt> {
         let collected = self.remove_dead().await;
         if let Err(Halt::Failed { error, .. }) = &collected {

@@ -76,8 +76,8 @@ struct Comparison {
 }
 
 impl Reporter {
-    /// Returns the reporter of a pod. Versions go on where those of a previous pod with this UID ended: status-reporter
-    /// keeps the newest.
+    /// Returns the reporter of a pod. Versions go on where those of a previous pod with this UID ended:
+    /// status-reporter keeps the newest.
     pub(super) fn new(
         clock: Clock,
         node: Arc<NodeConfig>,
@@ -120,7 +120,8 @@ impl Reporter {
         self.recheck_at
     }
 
-    /// Hands a new status to status-reporter. Records it before, together with the pod and the changes of `change`.
+    /// Hands a new status to status-reporter. Records it before, together with the pod and the changes of
+    /// `change`.
     pub(super) fn report(
         &mut self,
         record: &mut RecordFile,
@@ -216,8 +217,8 @@ impl Reporter {
         self.without = Some(without.to_owned());
     }
 
-    // Whether another client changed the status in the API server. Unknown while a write is in flight or the watch is behind
-    // it; the acknowledgement and the watch both wake the worker.
+    // Whether another client changed the status in the API server. Unknown while a write is in flight or the
+    // watch is behind it; the acknowledgement and the watch both wake the worker.
     fn is_changed_by_others(&mut self, object: &Pod, status: &PodStatus, could_run: bool) -> bool {
         let settled = match self.ack() {
             Some(StatusAck::Written | StatusAck::Refused(_)) => !self.is_shortened,

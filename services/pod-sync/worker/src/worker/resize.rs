@@ -62,7 +62,8 @@ pub(super) struct Resizes<'a> {
 }
 
 impl Resizes<'_> {
-    /// Applies the resize. A refusal is reported in the status and retried later; the rest of the pass continues.
+    /// Applies the resize. A refusal is reported in the status and retried later; the rest of the pass
+    /// continues.
     pub(super) async fn resize(
         &mut self,
         pass: &Pass,
@@ -171,8 +172,8 @@ impl Resizes<'_> {
         Ok(())
     }
 
-    // Returns the memory usage of containers whose limit decreases. Containers of unknown usage are left to the check of the
-    // whole pod.
+    // Returns the memory usage of containers whose limit decreases. Containers of unknown usage are left to
+    // the check of the whole pod.
     async fn usage(&self, updates: &[ContainerUpdate]) -> Result<HashMap<ContainerId, i64>, Stopped> {
         let mut usage = HashMap::new();
         for (update, _) in memory_limit_decreases(updates) {
@@ -243,7 +244,8 @@ impl Resizes<'_> {
             plan::actuated_resources(spec, update, resource, allocations.actuated(uid).as_ref());
         let mut container = spec.clone();
         container.resources = Some(requested);
-        // The runtime keeps its sets of CPUs and nodes, which only the reconciliation changes: it knows what it has sent.
+        // The runtime keeps its sets of CPUs and nodes, which only the reconciliation changes: it knows what
+        // it has sent.
         let placed = self.environment.placement.container(uid, &container.name);
         let placement = ContainerPlacement { cpus: String::new(), memory_nodes: String::new(), ..placed };
         let resources = resources::container_resources(pod, &container, &self.node.settings, &placement);

@@ -20,7 +20,8 @@ use super::reject::terminate_rejected;
 use super::tracker::Tracker;
 use crate::context::{PodEnvironment, WorkerContext};
 
-/// Number of attempts to align the devices of a pod with its CPUs: another pod may get these CPUs while a plugin is called.
+/// Number of attempts to align the devices of a pod with its CPUs: another pod may get these CPUs while a
+/// plugin is called.
 const ALIGNMENTS: usize = 3;
 
 /// The devices, the CPUs and the memory of the pod, as far as its worker follows them.
@@ -53,12 +54,12 @@ enum Attempt {
 }
 
 impl ResourceProgress {
-    /// Gives the containers of the pod what they request, once. A pod that runs was admitted, and keeps its devices whatever their
-    /// plugins report, and its CPUs.
+    /// Gives the containers of the pod what they request, once. A pod that runs was admitted, and keeps its
+    /// devices whatever their plugins report, and its CPUs.
     ///
     /// # Errors
-    /// The pass is cancelled: the pod ends, or it is rejected and has containers or a sandbox from before a restart of the machine. Or
-    /// the assignments cannot be recorded.
+    /// The pass is cancelled: the pod ends, or it is rejected and has containers or a sandbox from before a
+    /// restart of the machine. Or the assignments cannot be recorded.
     pub(super) async fn admit(
         &mut self,
         ctx: &WorkerContext,
@@ -99,7 +100,8 @@ impl ResourceProgress {
                 ctx.reporting.metrics.pod_rejected(&rejection.reason);
                 self.rejected = Some(rejection.clone());
                 if pass.runtime.sandboxes.is_empty() && pass.runtime.containers.is_empty() {
-                    // An attempt before a restart, or one that was not recorded, may have assigned some. No termination follows.
+                    // An attempt before a restart, or one that was not recorded, may have assigned some. No
+                    // termination follows.
                     environment.placement.release(&uid).await;
                     return Ok(ResourceDecision::Reject(rejection));
                 }
@@ -160,13 +162,15 @@ fn device_hints(
     move |scope| devices.hints(uid, pod, scope, machine)
 }
 
-/// Returns whether containers of the pod run, or can run in its sandbox. A machine that has restarted has neither.
+/// Returns whether containers of the pod run, or can run in its sandbox. A machine that has restarted has
+/// neither.
 fn runs(runtime: &PodRuntime) -> bool {
     runtime.containers.iter().any(|container| container.state == ContainerState::Running)
         || runtime.sandboxes.iter().any(|sandbox| sandbox.state == SandboxState::Ready)
 }
 
-/// Returns the rejection for a pod that does not get its devices (`pkg/kubelet/cm/admission: GetPodAdmitResult`).
+/// Returns the rejection for a pod that does not get its devices
+/// (`pkg/kubelet/cm/admission: GetPodAdmitResult`).
 fn rejected(error: &DeviceError) -> Attempt {
     match error {
         DeviceError::Topology(error) => {

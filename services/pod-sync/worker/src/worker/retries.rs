@@ -69,8 +69,9 @@ impl RetryTimes {
         self.volumes_mounted();
     }
 
-    /// Returns whether an unsuccessful call counts as a failure of `container`, with a reason and a back-off: the runtime
-    /// refused it, or its outcome stays unknown. `object` is the container, the sandbox or the image of the call.
+    /// Returns whether an unsuccessful call counts as a failure of `container`, with a reason and a back-off:
+    /// the runtime refused it, or its outcome stays unknown. `object` is the container, the sandbox or the
+    /// image of the call.
     pub(super) fn is_failure(
         &mut self,
         error: &CallError,

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use quintlet_kit::{beneath, failpoint, tree};
 use rustix::fs::Dir;
 
-/// Opens `dir`, whose own path is trusted, and returns it with `path` relative to it. A runtime may report the path with the
-/// symbolic links of `dir` resolved.
+/// Opens `dir`, whose own path is trusted, and returns it with `path` relative to it. A runtime may report
+/// the path with the symbolic links of `dir` resolved.
 ///
 /// # Errors
 /// `dir` cannot be opened, or `path` is not below it.
@@ -23,7 +23,8 @@ pub(super) fn beneath(dir: &Path, path: &Path) -> io::Result<(beneath::Dir, Path
     Ok((opened, relative))
 }
 
-/// Deletes the log of a container and its rotated files, if they are below the log directory of the pod. Blocks.
+/// Deletes the log of a container and its rotated files, if they are below the log directory of the pod.
+/// Blocks.
 ///
 /// # Errors
 /// The log is not below that directory, or the directory cannot be read. A file that cannot be deleted stays.

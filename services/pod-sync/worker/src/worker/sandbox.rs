@@ -74,7 +74,8 @@ impl Sandboxes<'_> {
             for warning in warnings.iter().filter(|_| is_new) {
                 let (message, reason) = (warning.message(self.pod_ref), warning.reason());
                 match warning.on_node() {
-                    // Without an API server there is no cluster DNS to configure, so the warnings of pod and node are one event.
+                    // Without an API server there is no cluster DNS to configure, so the warnings of pod and
+                    // node are one event.
                     Some(text) if !self.node.has_api => {
                         self.reporting.events.pod_and_node(pod, &node.node_name, reason, &message, text);
                     }

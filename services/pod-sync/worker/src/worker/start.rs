@@ -131,7 +131,8 @@ fn label(kind: ContainerKind) -> &'static str {
 }
 
 impl Starts<'_> {
-    /// Starts the containers in order. Each start that fails is recorded, and the next one follows unless it depends on it.
+    /// Starts the containers in order. Each start that fails is recorded, and the next one follows unless it
+    /// depends on it.
     pub(super) async fn start_all(
         &mut self,
         pass: &Pass,
@@ -230,9 +231,10 @@ impl Starts<'_> {
         Ok(id)
     }
 
-    // Returns the id and the restart count of an instance that was created and not started. The worker starts this instance and
-    // creates no other one. That includes an instance whose last start has an unknown outcome: the runtime may start it yet, and
-    // two instances must not run. An instance whose start the runtime refused is not started again, as in the kubelet.
+    // Returns the id and the restart count of an instance that was created and not started. The worker starts
+    // this instance and creates no other one. That includes an instance whose last start has an unknown
+    // outcome: the runtime may start it yet, and two instances must not run. An instance whose start the
+    // runtime refused is not started again, as in the kubelet.
     fn created_instance(&self, pass: &Pass, spec: StartSpec<'_>) -> Option<(ContainerId, u32)> {
         let container = spec.container;
         let newest = pass.runtime.newest(&container.name)?;
@@ -259,9 +261,9 @@ impl Starts<'_> {
         is_existing: bool,
     ) -> NotStarted {
         let name = &spec.container.name;
-        // The refused start of an instance that an interrupted pass left: its first start may be in progress in the runtime or
-        // have ended, or containerd finished its creation without the sandbox's namespaces. The container is not at fault.
-        // The next pass creates an instance that has ended again.
+        // The refused start of an instance that an interrupted pass left: its first start may be in progress
+        // in the runtime or have ended, or containerd finished its creation without the sandbox's namespaces.
+        // The container is not at fault. The next pass creates an instance that has ended again.
         if error.is_refused_by_runtime()
             && is_existing
             && !self.retries.has_repeated(error, name, id.as_str(), self.clock.boot())
@@ -276,8 +278,8 @@ impl Starts<'_> {
         }
     }
 
-    /// Returns what follows an unsuccessful call for a container: the container waits, or the pass ends. `object` is the container or
-    /// sandbox of the call.
+    /// Returns what follows an unsuccessful call for a container: the container waits, or the pass ends.
+    /// `object` is the container or sandbox of the call.
     pub(super) fn call_failed(
         &mut self,
         pass: &Pass,

@@ -124,9 +124,9 @@ impl Stops<'_> {
         result
     }
 
-    /// Waits for `stops` of containers. Meanwhile, reports what changes, as a pass does: a container that has ended is not ready,
-    /// and a failed readiness probe counts. kubelet 1.36 reports nothing of the runtime until all containers have stopped
-    /// (`pkg/kubelet: SyncTerminatingPod`).
+    /// Waits for `stops` of containers. Meanwhile, reports what changes, as a pass does: a container that has
+    /// ended is not ready, and a failed readiness probe counts. kubelet 1.36 reports nothing of the runtime
+    /// until all containers have stopped (`pkg/kubelet: SyncTerminatingPod`).
     async fn observing<T>(
         &mut self,
         ended: &watch::Sender<HashSet<ContainerId>>,
@@ -165,7 +165,8 @@ impl Stops<'_> {
         done
     }
 
-    // Records the start of these stops. Returns the start times of stops that are already in progress, by container ID.
+    // Records the start of these stops. Returns the start times of stops that are already in progress, by
+    // container ID.
     fn stops_begin<'a>(
         &mut self,
         ids: impl IntoIterator<Item = &'a ContainerId>,

@@ -79,7 +79,8 @@ impl Worker {
         self.perform(&pass, &actions, &due).await
     }
 
-    // Computes the actions of this pass with the starts that are due. Reports new waiting reasons of containers.
+    // Computes the actions of this pass with the starts that are due. Reports new waiting reasons of
+    // containers.
     fn decide_actions(&mut self, pass: &mut Pass) -> (PodActions, DueStarts) {
         let restart_all = decide_sync::restarts_all(&pass.status);
         failpoint::work!("actions decided");

@@ -68,7 +68,8 @@ impl Termination<'_> {
             }
             self.tracker.show(false);
             let cancel = self.cancel.clone();
-            // A cancelled stop continues in the runtime. The next pass repeats it with the shorter grace period.
+            // A cancelled stop continues in the runtime. The next pass repeats it with the shorter grace
+            // period.
             let killed = tokio::select! {
                 biased;
                 killed = self.kill(&pass.runtime, stop.seconds) => killed,
@@ -138,7 +139,8 @@ impl Termination<'_> {
         Ok(Next::Advance)
     }
 
-    /// Removes the rest of a pod that has terminated from the node, once its source and the API server no longer need it.
+    /// Removes the rest of a pod that has terminated from the node, once its source and the API server no
+    /// longer need it.
     pub(super) async fn finish(&mut self, is_clean: bool, rejected: Option<Rejection>) -> Result<Next, Halt> {
         if let Some(status) = self.tracker.record.status.as_deref().cloned() {
             self.tracker.report(status, true, |_| {});
@@ -191,7 +193,8 @@ impl Termination<'_> {
             return Ok(Next::Again);
         }
         self.remove_directories(&runtime).await?;
-        // The restart counts of a pod that its source added again continue from its logs (`calcRestartCountByLogDir`).
+        // The restart counts of a pod that its source added again continue from its logs
+        // (`calcRestartCountByLogDir`).
         let uid = &self.tracker.pod_ref.uid;
         if !self.control.pod_workers.read(|workers| workers.is_restart_requested(uid)) {
             self.remove_logs().await;

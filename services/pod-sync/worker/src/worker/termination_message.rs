@@ -28,8 +28,9 @@ pub(super) struct Places<'a> {
     pub logs: &'a Path,
 }
 
-/// Returns the termination message of an exited container, empty if it has none. Blocks on disk access only. The pod may
-/// replace the files by anything, and the runtime may report any path: nothing outside of the directories of the pod is read.
+/// Returns the termination message of an exited container, empty if it has none. Blocks on disk access only.
+/// The pod may replace the files by anything, and the runtime may report any path: nothing outside of the
+/// directories of the pod is read.
 #[must_use]
 pub(super) fn of(container: &Container, places: Places<'_>) -> String {
     if container.state != ContainerState::Exited {

@@ -111,7 +111,8 @@ impl Tracker {
         }
     }
 
-    /// Returns the mirror of a static pod that another agent reported: this one, and an earlier process, have reported no status of it.
+    /// Returns the mirror of a static pod that another agent reported: this one, and an earlier process, have
+    /// reported no status of it.
     fn adopted_mirror(&self) -> Option<Arc<Pod>> {
         if self.was_reported || self.reporter.has_reported() || !pods::is_static(&self.pod) {
             return None;
@@ -122,7 +123,8 @@ impl Tracker {
         (is_of_pod && mirror.metadata.deletion_timestamp.is_none()).then_some(mirror)
     }
 
-    /// Returns a copy: with one read guard held, a second one would block behind a pod manager that waits to write.
+    /// Returns a copy: with one read guard held, a second one would block behind a pod manager that waits to
+    /// write.
     pub(super) fn desired(&self) -> Desired {
         self.desired.borrow().clone()
     }
@@ -292,8 +294,8 @@ impl Tracker {
         active.map_or_else(|| self.clock.wall(), |active| active.now(self.clock.boot()))
     }
 
-    /// Computes the status of a pass again, with other waiting reasons of containers, and reports it. They are recorded
-    /// with it, together with the changes of `change`.
+    /// Computes the status of a pass again, with other waiting reasons of containers, and reports it. They
+    /// are recorded with it, together with the changes of `change`.
     pub(super) fn report_waiting(
         &mut self,
         pass: &mut Pass,
@@ -330,8 +332,8 @@ impl Tracker {
         self.probes.set_targets(pass, false);
     }
 
-    /// Reports the status of a terminating pod, together with a change of its recorded termination. If the node killed the
-    /// pod, phase, reason and message say so, whatever the exit codes of its containers are.
+    /// Reports the status of a terminating pod, together with a change of its recorded termination. If the
+    /// node killed the pod, phase, reason and message say so, whatever the exit codes of its containers are.
     pub(super) fn report_terminating(&mut self, pass: &Pass, change: impl FnOnce(&mut Termination)) {
         let killed_as = self.record.termination.as_ref().and_then(|t| t.killed_as.as_ref());
         let status = match killed_as {
@@ -390,8 +392,8 @@ impl Tracker {
         }
     }
 
-    /// Adds to the view what is wrong with a pod that has nothing to do: the answer of an API server that declines its
-    /// status, unless the wait of a finished pod has it, and the probes that do not run.
+    /// Adds to the view what is wrong with a pod that has nothing to do: the answer of an API server that
+    /// declines its status, unless the wait of a finished pod has it, and the probes that do not run.
     pub(super) fn explain_errors(&mut self) {
         let is_finished = self.record.termination.as_ref().is_some_and(|t| t.finished);
         if !is_finished && let Some(answer) = self.reporter.declined() {

@@ -112,7 +112,8 @@ impl ViewPublisher {
         decision.trace_id = quintlet_telemetry::propagate::current_trace_id().unwrap_or_default();
     }
 
-    /// Publishes the view if it has changed. Between two consecutive passes, the wait of the first is still valid.
+    /// Publishes the view if it has changed. Between two consecutive passes, the wait of the first is still
+    /// valid.
     pub(super) fn publish(&mut self, shown: Shown, is_between_passes: bool) {
         let Shown { desired, pod, status, worker } = shown;
         let old = self.reporting.views.get(&self.pod_ref.uid);

@@ -54,8 +54,8 @@ pub(super) struct SuspensionReport {
     pub(super) reported_until: Duration,
 }
 
-/// The type of a sync, a label of metrics (`pkg/kubelet/types: SyncPodType`, and `terminated` for the last pass: `pkg/kubelet:
-/// podWorkers.podWorkerLoop`).
+/// The type of a sync, a label of metrics (`pkg/kubelet/types: SyncPodType`, and `terminated` for the last
+/// pass: `pkg/kubelet: podWorkers.podWorkerLoop`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SyncType {
     Create,

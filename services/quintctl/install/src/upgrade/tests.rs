@@ -1,4 +1,5 @@
-//! Upgrades on a machine of files: sockets of this process in the place of services, scripts in the place of systemctl and of binaries.
+//! Upgrades on a machine of files: sockets of this process in the place of services, scripts in the place of
+//! systemctl and of binaries.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
@@ -20,8 +21,8 @@ case $1 in
 esac
 ";
 
-/// Records each call with the binary of the first and of the last service, fails at the calls whose numbers are in `fail-at`, and makes
-/// the node unhealthy from the call on whose number is in `ill-from`.
+/// Records each call with the binary of the first and of the last service, fails at the calls whose numbers
+/// are in `fail-at`, and makes the node unhealthy from the call on whose number is in `ill-from`.
 const SYSTEMCTL: &str = r#"#!/bin/sh
 echo "$* $(readlink ROOT/usr/bin/cri-proxy) $(readlink ROOT/usr/bin/node-api)" >> STATE/calls
 number=$(wc -l < STATE/calls)
@@ -120,7 +121,8 @@ impl Node {
         calls.lines().map(str::to_owned).collect()
     }
 
-    /// Returns the files of the directory of programs, with mode and content or target, without the binary that an upgrade keeps.
+    /// Returns the files of the directory of programs, with mode and content or target, without the binary
+    /// that an upgrade keeps.
     fn programs(&self) -> Vec<(String, u32, String)> {
         let entries = fs::read_dir(self.root.path().join("usr/bin")).unwrap();
         let mut programs: Vec<_> = entries

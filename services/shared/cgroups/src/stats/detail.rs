@@ -1,4 +1,5 @@
-//! Statistics of cAdvisor beyond usage: throttling, kinds of memory, devices, processes, limits (cAdvisor: `metrics/prometheus.go`).
+//! Statistics of cAdvisor beyond usage: throttling, kinds of memory, devices, processes, limits (cAdvisor:
+//! `metrics/prometheus.go`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -46,7 +47,8 @@ pub struct Detail {
 pub struct Stalls {
     /// Microseconds in which a process waited.
     pub waiting_us: u64,
-    /// Microseconds in which all processes waited; `None` if the kernel does not count them for this resource.
+    /// Microseconds in which all processes waited; `None` if the kernel does not count them for this
+    /// resource.
     pub stalled_us: Option<u64>,
 }
 

@@ -120,8 +120,9 @@ fn eviction(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     }
 }
 
-/// Warns of a minimum reclaim without a threshold, and of a threshold that is more than the capacity with its minimum reclaim: once it
-/// is crossed, all pods are evicted. The kubelet accepts both. pod-sync compares amounts with the capacity.
+/// Warns of a minimum reclaim without a threshold, and of a threshold that is more than the capacity with its
+/// minimum reclaim: once it is crossed, all pods are evicted. The kubelet accepts both. pod-sync compares
+/// amounts with the capacity.
 fn minimum_reclaim(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     let percent = |text: &str| text.strip_suffix('%').and_then(|percent| percent.parse::<f64>().ok());
     let soft = |signal: &str| view.node("evictionSoft")?.get(signal)?.text().map(str::to_owned);
@@ -157,7 +158,8 @@ fn hard_threshold(view: &View<'_>, signal: &str) -> Option<String> {
     (!matches!(hard.as_str(), "0%" | "100%")).then_some(hard)
 }
 
-/// Returns whether a threshold is above another one; `None` if that depends on the capacity, or if one is invalid.
+/// Returns whether a threshold is above another one; `None` if that depends on the capacity, or if one is
+/// invalid.
 fn is_above(threshold: &str, other: &str) -> Option<bool> {
     let percent = |text: &str| text.strip_suffix('%').map(|percent| percent.parse::<f64>().ok());
     match (percent(threshold), percent(other)) {
@@ -167,7 +169,8 @@ fn is_above(threshold: &str, other: &str) -> Option<bool> {
     }
 }
 
-/// Checks the kinds of memory, and that each is reserved once per NUMA node (`validateReservedMemoryConfiguration`).
+/// Checks the kinds of memory, and that each is reserved once per NUMA node
+/// (`validateReservedMemoryConfiguration`).
 fn reserved_memory(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     const FIELD: &str = "reservedMemory";
     let mut seen: BTreeMap<(String, &str), usize> = BTreeMap::new();

@@ -1,8 +1,9 @@
 //! Feature gates that affect a node agent, and the value with which Quintlet behaves.
 //!
-//! The list has the gates that kubelet 1.37 reads on Linux, except those that have no effect on what it does. The map may contain gates
-//! of other components, and each release adds and removes gates. Therefore an unknown gate, such as one that Kubernetes 1.37 removed,
-//! causes a warning (an error with `--strict`). The kubelet does not start with it.
+//! The list has the gates that kubelet 1.37 reads on Linux, except those that have no effect on what it does.
+//! The map may contain gates of other components, and each release adds and removes gates. Therefore an
+//! unknown gate, such as one that Kubernetes 1.37 removed, causes a warning (an error with `--strict`). The
+//! kubelet does not start with it.
 
 /// A feature gate.
 #[derive(Debug, Clone, Copy)]
@@ -40,7 +41,8 @@ pub const ALLOCATED_PODS: &str = "KubeletAllocatedPodsEndpoint";
 /// If false, containers cannot be checkpointed.
 pub const CHECKPOINTS: &str = "ContainerCheckpoint";
 
-/// If true, containers are throttled below their memory limit, and requests of memory may be protected (cgroup v2).
+/// If true, containers are throttled below their memory limit, and requests of memory may be protected
+/// (cgroup v2).
 pub const MEMORY_QOS: &str = "MemoryQoS";
 
 /// If true, `qosReserved` has its effect.
@@ -61,7 +63,8 @@ pub const VOLUME_HEALTH: &str = "CSIVolumeHealth";
 /// If true, emptyDir volumes of pods with a user namespace are measured by project quotas.
 pub const QUOTA_MONITORING: &str = "LocalStorageCapacityIsolationFSQuotaMonitoring";
 
-/// If true, containers get their `lifecycle.stopSignal`, and statuses have the stop signal that the runtime reports.
+/// If true, containers get their `lifecycle.stopSignal`, and statuses have the stop signal that the runtime
+/// reports.
 pub const STOP_SIGNALS: &str = "ContainerStopSignals";
 
 /// If true, the Pods API is served on its socket.
@@ -150,7 +153,8 @@ pub fn default_gate(name: &str) -> bool {
     SETTABLE.iter().any(|gate| gate.name == name && gate.fixed)
 }
 
-/// Returns whether one of [`SETTABLE`] is on with a list of `Name=true` and `Name=false`. The last occurrence applies.
+/// Returns whether one of [`SETTABLE`] is on with a list of `Name=true` and `Name=false`. The last occurrence
+/// applies.
 #[must_use]
 pub fn has_gate(gates: &[String], name: &str) -> bool {
     has_gate_or(gates, name, default_gate(name))

@@ -1,4 +1,5 @@
-//! Fields of KubeletConfiguration v1beta1 (kubelet 1.37), in the order of `pkg/kubelet/apis/config: KubeletConfiguration`.
+//! Fields of KubeletConfiguration v1beta1 (kubelet 1.37), in the order of
+//! `pkg/kubelet/apis/config: KubeletConfiguration`.
 
 use super::Row;
 use super::Service::{CriProxy, NodeApi, Pleg, PodSync, StatusReporter};

@@ -1,7 +1,7 @@
 //! The table of all fields and flags: the type, the default, the flags and the support of each.
 //!
-//! `--print-config`, the warnings at start and `docs/migration.md` are generated from it. Tests compare it with the list of the
-//! kubelet's fields and with the services' command lines.
+//! `--print-config`, the warnings at start and `docs/migration.md` are generated from it. Tests compare it
+//! with the list of the kubelet's fields and with the services' command lines.
 
 mod flags;
 mod gates;

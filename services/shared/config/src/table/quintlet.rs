@@ -1,4 +1,5 @@
-//! Fields of QuintletConfiguration: settings that are flags only in the kubelet, and settings of Quintlet itself.
+//! Fields of QuintletConfiguration: settings that are flags only in the kubelet, and settings of Quintlet
+//! itself.
 
 use super::Row;
 use super::Service::{CriProxy, NodeApi, Pleg, PodSync, Probe, StatusReporter};

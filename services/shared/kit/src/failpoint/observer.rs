@@ -14,8 +14,8 @@ pub enum Kind {
     Work,
 }
 
-/// The panic payload with which an observer ends the whole process of a test. Any other panic of an observer counts as a panic of the
-/// work at the failpoint.
+/// The panic payload with which an observer ends the whole process of a test. Any other panic of an observer
+/// counts as a panic of the work at the failpoint.
 #[derive(Debug)]
 pub struct ProcessEnded;
 
@@ -39,8 +39,8 @@ pub struct Failpoint {
     pub name: &'static str,
 }
 
-/// Observes the failpoints of its threads, on the thread itself. It may block or unwind. If it unwinds before an effect, the effect
-/// does not happen.
+/// Observes the failpoints of its threads, on the thread itself. It may block or unwind. If it unwinds before
+/// an effect, the effect does not happen.
 pub trait Observer: Send + Sync {
     /// Called when a thread reaches a failpoint.
     fn reached(&self, failpoint: Failpoint);
@@ -53,7 +53,8 @@ thread_local! {
 // The observer of all threads without their own.
 static EVERYWHERE: OnceLock<Arc<dyn Observer>> = OnceLock::new();
 
-/// Sets the observer of all threads of the process that have no observer of their own. Only the first call has an effect.
+/// Sets the observer of all threads of the process that have no observer of their own. Only the first call
+/// has an effect.
 pub fn observe_everywhere(observer: Arc<dyn Observer>) {
     let _ = EVERYWHERE.set(observer);
 }

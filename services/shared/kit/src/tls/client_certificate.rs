@@ -8,8 +8,8 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 
-/// Returns a verifier that requests a client certificate, does not require one, and accepts any whose key the client has. The server
-/// decides about each certificate later.
+/// Returns a verifier that requests a client certificate, does not require one, and accepts any whose key the
+/// client has. The server decides about each certificate later.
 #[must_use]
 pub fn unverified_client_certificate(provider: Arc<CryptoProvider>) -> Arc<dyn ClientCertVerifier> {
     Arc::new(AnyCertificate { provider })
@@ -26,7 +26,8 @@ impl ClientCertVerifier for AnyCertificate {
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        // Without hints, a client sends any certificate it has. The CA bundle may change while the listener runs.
+        // Without hints, a client sends any certificate it has. The CA bundle may change while the listener
+        // runs.
         &[]
     }
 

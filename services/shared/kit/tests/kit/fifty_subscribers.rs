@@ -47,7 +47,8 @@ fn change(number: u32) -> PodContainers {
     PodContainers { uid: number.to_string(), name, ..PodContainers::default() }
 }
 
-/// Makes changes, each once all readers have the one before it. Returns the median and the 99th percentile of the delays.
+/// Makes changes, each once all readers have the one before it. Returns the median and the 99th percentile of
+/// the delays.
 async fn delays(
     journal: &Journal<u32, PodContainers>,
     numbers: std::ops::Range<u32>,
@@ -67,8 +68,8 @@ async fn delays(
     [delays[delays.len() / 2], delays[delays.len() * 99 / 100]]
 }
 
-// The time is paused: it advances only while nothing but a timer is due, so any wait for the client that does not read shows. The delays are
-// real, for the printed figures; what they are depends on the machine.
+// The time is paused: it advances only while nothing but a timer is due, so any wait for the client that does
+// not read shows. The delays are real, for the printed figures; what they are depends on the machine.
 #[tokio::test(start_paused = true)]
 async fn one_of_fifty_subscribers_that_reads_nothing_makes_no_other_one_wait() {
     let dir = tempfile::tempdir().unwrap();

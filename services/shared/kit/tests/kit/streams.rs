@@ -1,5 +1,5 @@
-//! Sends each streaming method of the contracts one item over the limit among nine good ones. The methods come from the descriptors: one
-//! without a case here fails the test.
+//! Sends each streaming method of the contracts one item over the limit among nine good ones. The methods
+//! come from the descriptors: one without a case here fails the test.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,8 @@
 //! Shortens a pod status that the API server does not take.
 //!
-//! An object of the API server has at most 1.5 MiB (`--max-request-bytes` of etcd), of which the spec may have almost all, and a status
-//! repeats parts of the spec. A kubelet tries the same status for ever, and the pod is never deleted.
+//! An object of the API server has at most 1.5 MiB (`--max-request-bytes` of etcd), of which the spec may
+//! have almost all, and a status repeats parts of the spec. A kubelet tries the same status for ever, and the
+//! pod is never deleted.
 
 use std::fmt;
 
@@ -23,7 +24,8 @@ const REPEATED: [&str; 6] =
 /// A part of a status that can be left out, together with all parts before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// Messages of containers, of the node agent's conditions and of the pod, and names of images: the bytes after [`SHORT`].
+    /// Messages of containers, of the node agent's conditions and of the pod, and names of images: the bytes
+    /// after [`SHORT`].
     LongTexts,
     /// Resources, volume mounts, user and stop signal of containers.
     Repeated,
@@ -146,8 +148,9 @@ pub fn size(status: &Value) -> usize {
     count.0
 }
 
-/// Leaves out parts, in the order of [`Part::ALL`], until the JSON of `status` has at most `max` bytes or no part is left. Returns the
-/// last part that was left out; none if the status was short enough or has no such part.
+/// Leaves out parts, in the order of [`Part::ALL`], until the JSON of `status` has at most `max` bytes or no
+/// part is left. Returns the last part that was left out; none if the status was short enough or has no such
+/// part.
 pub fn shorten_to(status: &mut Value, max: usize) -> Option<Part> {
     let (mut last, mut before) = (None, size(status));
     for part in Part::ALL {

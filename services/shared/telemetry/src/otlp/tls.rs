@@ -46,7 +46,8 @@ pub(crate) struct TlsFiles {
     pub(crate) client: Option<(NamedFile, NamedFile)>,
 }
 
-/// Returns the configuration of a client over HTTP that trusts the configured authorities or, without them, those of the machine.
+/// Returns the configuration of a client over HTTP that trusts the configured authorities or, without them,
+/// those of the machine.
 pub(crate) fn of_http(files: &TlsFiles) -> Result<ClientConfig, TlsError> {
     #[expect(
         clippy::disallowed_methods,

@@ -40,7 +40,8 @@ pub(super) const PRESSURES: [Pressure; 3] = [
     },
 ];
 
-/// Sets a pressure condition. Its text and transition time change only with its status. Returns whether the status changed.
+/// Sets a pressure condition. Its text and transition time change only with its status. Returns whether the
+/// status changed.
 pub(super) fn set_pressure(node: &mut Value, pressure: &Pressure, on: bool, now: &str) -> bool {
     let condition = condition_mut(node, pressure.kind);
     condition["lastHeartbeatTime"] = json!(now);
@@ -56,8 +57,8 @@ pub(super) fn set_pressure(node: &mut Value, pressure: &Pressure, on: bool, now:
     true
 }
 
-/// Sets the condition Ready. Its text is always set; its transition time changes only with its status. Returns the reason of an
-/// event if the status changed.
+/// Sets the condition Ready. Its text is always set; its transition time changes only with its status.
+/// Returns the reason of an event if the status changed.
 pub(super) fn set_ready(node: &mut Value, problems: &[String], now: &str) -> Option<&'static str> {
     let condition = condition_mut(node, "Ready");
     let before = text(condition, "status").to_owned();

@@ -28,7 +28,8 @@ pub struct Peer {
 /// Reason against Ready until the CSINode is written (`pkg/volume/csi: initializeCSINode`).
 pub const NO_CSI_NODE: &str = "CSINode is not yet initialized";
 
-/// Returns the reason against Ready from the CSINode. After a restart, a Ready node stays Ready for [`START_GRACE`].
+/// Returns the reason against Ready from the CSINode. After a restart, a Ready node stays Ready for
+/// [`START_GRACE`].
 #[must_use]
 pub fn csi_node_problem(live: &Value, has_csi_node: bool, since_start: Duration) -> Option<&'static str> {
     let is_starting = since_start < START_GRACE && crate::status::is_true(&live["status"], "Ready");

@@ -47,8 +47,9 @@ pub struct Ages {
     pub report: Option<Duration>,
 }
 
-/// Returns the write that is due: changed conditions immediately, volumes that come into use every [`VOLUMES_EVERY`], other changes
-/// every `update_every`, heartbeats every `report_every`. Without facts no heartbeat is due.
+/// Returns the write that is due: changed conditions immediately, volumes that come into use every
+/// [`VOLUMES_EVERY`], other changes every `update_every`, heartbeats every `report_every`. Without facts no
+/// heartbeat is due.
 #[must_use]
 pub fn due(
     weight: Weight,

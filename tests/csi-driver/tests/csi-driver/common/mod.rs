@@ -132,8 +132,8 @@ impl Agent {
         }
     }
 
-    /// Returns a mounter for an operation in which the driver hangs. The driver gets the call before the limit on a busy machine,
-    /// too.
+    /// Returns a mounter for an operation in which the driver hangs. The driver gets the call before the
+    /// limit on a busy machine, too.
     pub(crate) fn impatient(&self) -> Mounter {
         self.mounter.clone().with_limit(Duration::from_secs(2))
     }

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use crate::raw::Runtime;
 
-/// Returns, for each of `n` containers, the milliseconds from its exit in the runtime until the API server has it. One more that exits
-/// before them is not counted, since the runtime may still be cleaning up.
+/// Returns, for each of `n` containers, the milliseconds from its exit in the runtime until the API server
+/// has it. One more that exits before them is not counted, since the runtime may still be cleaning up.
 pub(crate) async fn exits(api: &TestApi, runtime: &Runtime, n: usize) -> anyhow::Result<Vec<f64>> {
     let mut runtime = runtime.clone();
     let clock = Clock::system();

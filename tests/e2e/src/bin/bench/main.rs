@@ -1,7 +1,9 @@
-//! Measures the figures of docs/benchmarks.md, the same work sent directly to the runtime, and a kubelet if there is one. Prints JSON.
+//! Measures the figures of docs/benchmarks.md, the same work sent directly to the runtime, and a kubelet if
+//! there is one. Prints JSON.
 //!
-//! Rounds are interleaved (the runtime alone with each number of pods in flight, then each agent), so that a slower machine is
-//! slower for all. Each figure is the median of its rounds. Needs release builds and an idle machine.
+//! Rounds are interleaved (the runtime alone with each number of pods in flight, then each agent), so that a
+//! slower machine is slower for all. Each figure is the median of its rounds. Needs release builds and an
+//! idle machine.
 
 mod confine;
 mod exits;
@@ -29,7 +31,8 @@ use self::raw::Runtime;
 /// Pods that are started one after the other on a full node.
 const MORE: usize = 5;
 
-/// Compares Quintlet with the runtime alone, and with a kubelet: create → Ready, delete → gone, exit → status, idle CPU and memory.
+/// Compares Quintlet with the runtime alone, and with a kubelet: create → Ready, delete → gone, exit →
+/// status, idle CPU and memory.
 #[derive(Debug, Parser)]
 struct Args {
     /// Pods per round.
@@ -56,8 +59,8 @@ struct Args {
     /// Without pods with volumes.
     #[arg(long)]
     no_volumes: bool,
-    /// Directory for flame graphs and counts of system calls of each service, during the life of more pods and at rest. Needs perf
-    /// and strace.
+    /// Directory for flame graphs and counts of system calls of each service, during the life of more pods
+    /// and at rest. Needs perf and strace.
     #[arg(long)]
     profile: Option<PathBuf>,
     /// Counts the system calls of each service during the life of more pods. Needs strace.
@@ -159,7 +162,8 @@ impl Bench<'_> {
         Ok(figures.report())
     }
 
-    /// Measures an agent with all pods: at rest, with more pods (and the runtime alone with as many), with probes, with pods that exit.
+    /// Measures an agent with all pods: at rest, with more pods (and the runtime alone with as many), with
+    /// probes, with pods that exit.
     async fn full_node(&self, agent: &Agent<'_>, runtime: &Runtime, with_raw: bool) -> anyhow::Result<Value> {
         let pods = self.args.pods;
         work::burst(agent.api, pods).await;
@@ -209,7 +213,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Returns the system calls of each service per pod life, without those that depend on how threads are scheduled.
+    /// Returns the system calls of each service per pod life, without those that depend on how threads are
+    /// scheduled.
     async fn system_calls(&self) -> anyhow::Result<Value> {
         let (api, pods) = (self.node.api(), self.args.pods);
         let dir = tempfile::tempdir()?;

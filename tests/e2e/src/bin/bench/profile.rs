@@ -18,7 +18,8 @@ const FREQUENCY: &str = "497";
 /// Bytes of the stack that perf copies with each sample: release builds have no frame pointers.
 const CALL_GRAPH: &str = "dwarf,16384";
 
-/// System calls whose number depends on how threads are scheduled: they wait, wake, or belong to threads and their memory.
+/// System calls whose number depends on how threads are scheduled: they wait, wake, or belong to threads and
+/// their memory.
 const OF_SCHEDULING: [&str; 18] = [
     "clock_nanosleep",
     "clone3",
@@ -135,7 +136,8 @@ impl Profiler {
     }
 }
 
-/// Returns names and counts in a table of `strace -c`. Its columns are: % time, seconds, usecs/call, calls, errors (if any), name.
+/// Returns names and counts in a table of `strace -c`. Its columns are: % time, seconds, usecs/call, calls,
+/// errors (if any), name.
 fn calls(table: &str) -> impl Iterator<Item = (&str, u64)> {
     table.lines().filter_map(|line| {
         let columns: Vec<&str> = line.split_whitespace().collect();

@@ -81,7 +81,8 @@ pub(crate) async fn burst(
     Ok(Burst { created: work::Burst::of(seconds), remove_seconds: began.elapsed().as_secs_f64(), start_cost })
 }
 
-/// Files of a pod and the file system of its token, which exist before the runtime gets the pod. Dropping it removes them.
+/// Files of a pod and the file system of its token, which exist before the runtime gets the pod. Dropping it
+/// removes them.
 struct PodFiles(PathBuf);
 
 impl PodFiles {
@@ -115,7 +116,8 @@ struct Made {
     _files: PodFiles,
 }
 
-/// Returns the milliseconds from the exit of each of `n` containers until the runtime reports it. Each is asked for every millisecond.
+/// Returns the milliseconds from the exit of each of `n` containers until the runtime reports it. Each is
+/// asked for every millisecond.
 pub(crate) async fn exits(node: &Node, runtime: &Runtime, n: usize) -> anyhow::Result<Vec<f64>> {
     let clock = Clock::system();
     let mut took = Vec::new();
@@ -191,7 +193,8 @@ fn sandbox_config(node: &Node, name: &str) -> PodSandboxConfig {
     }
 }
 
-/// Returns the container of such a pod with what costs the runtime time: mounts, masked paths, namespaces and resources.
+/// Returns the container of such a pod with what costs the runtime time: mounts, masked paths, namespaces and
+/// resources.
 fn container_config(files: &PodFiles, command: Vec<String>) -> ContainerConfig {
     let mount = |container_path: &str, host_path: PathBuf, readonly: bool| Mount {
         container_path: container_path.to_owned(),

@@ -21,7 +21,8 @@ const DRIVER: &str = "test.csi.quintlet.dev";
 /// Name of the objects that all pods refer to.
 const SHARED: &str = "bench-volumes";
 
-/// Mounts of a pod with volumes below the root directory of pod-sync: Secret, projected and CSI volume, and the emptyDir in memory.
+/// Mounts of a pod with volumes below the root directory of pod-sync: Secret, projected and CSI volume, and
+/// the emptyDir in memory.
 const MOUNTS: usize = 4;
 
 /// Interval between checks for leftovers.
@@ -113,7 +114,8 @@ fn pod(name: &str, with_volumes: bool) -> Value {
     pod
 }
 
-/// Creates the pods, waits until all are Ready, and deletes them. Returns the seconds of both and the state in between.
+/// Creates the pods, waits until all are Ready, and deletes them. Returns the seconds of both and the state
+/// in between.
 async fn life(node: &Node, all: &[Value]) -> (f64, anyhow::Result<State>, f64) {
     let name = |pod: &Value| pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let began = Instant::now();

@@ -1,10 +1,11 @@
-//! Measures a full node on the fake runtime: the cost of a pod's life with 100 and 500 pods and of pods that exit again and again, the
-//! cost of a relist of 18,000 containers in cri-proxy and pleg-service, the delay that watchers see, and the lag of 1,000 probes.
-//! Prints JSON.
+//! Measures a full node on the fake runtime: the cost of a pod's life with 100 and 500 pods and of pods that
+//! exit again and again, the cost of a relist of 18,000 containers in cri-proxy and pleg-service, the delay
+//! that watchers see, and the lag of 1,000 probes. Prints JSON.
 //!
-//! There are three kinds of process: the fake runtime ([`runtime`], this binary again), the two built services, and this one
-//! with the watchers ([`watch`]). CPU time and memory are those of the services only. Relists follow each other without a pause,
-//! which is more than a real node does. Needs release builds and an idle machine.
+//! There are three kinds of process: the fake runtime ([`runtime`], this binary again), the two built
+//! services, and this one with the watchers ([`watch`]). CPU time and memory are those of the services only.
+//! Relists follow each other without a pause, which is more than a real node does. Needs release builds and
+//! an idle machine.
 
 mod measure;
 mod node;
@@ -197,7 +198,8 @@ fn service(dir: &Path, name: &'static str, args: &[&str]) -> Service {
     })
 }
 
-/// Waits for a number of relists and samples memory meanwhile. Returns their number, their total seconds, and the peak memory.
+/// Waits for a number of relists and samples memory meanwhile. Returns their number, their total seconds, and
+/// the peak memory.
 async fn relists(node: &Node, pids: [i32; 2], upto: u64) -> anyhow::Result<(u64, f64, [u64; 2])> {
     let deadline = Instant::now() + LIMIT;
     let mut most = [0; 2];

@@ -1,7 +1,9 @@
-//! A whole node on the fake runtime: cost of a pod's life with few and many pods, memory, and containers that exit again and again.
+//! A whole node on the fake runtime: cost of a pod's life with few and many pods, memory, and containers that
+//! exit again and again.
 //!
-//! The runtime costs the services nothing here, and starts pods as fast as they are requested, so that the figures are those of
-//! the agent alone. With a kubelet, that does the same work on a runtime and an API server of its own.
+//! The runtime costs the services nothing here, and starts pods as fast as they are requested, so that the
+//! figures are those of the agent alone. With a kubelet, that does the same work on a runtime and an API
+//! server of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

@@ -83,8 +83,8 @@ async fn wait_for_all(arrivals: &Arrivals) -> anyhow::Result<()> {
     tokio::time::timeout(LIMIT, all).await.context("not all probes run")
 }
 
-/// Returns the lag of the probes' requests and the CPU of the service during `span`. The lag of a request is the difference between
-/// its distance from the one before and the period.
+/// Returns the lag of the probes' requests and the CPU of the service during `span`. The lag of a request is
+/// the difference between its distance from the one before and the period.
 async fn observe(arrivals: &Arrivals, pid: i32, args: ProbeArgs) -> anyhow::Result<Value> {
     let ProbeArgs { period, span, .. } = args;
     for of_probe in arrivals.iter() {

@@ -92,8 +92,8 @@ fn fill(runtime: &FakeRuntime, args: &FakeArgs) -> Vec<String> {
     ids
 }
 
-/// Runs the runtime until standard input ends. Each line has the number of a container, which then exits. The response is its
-/// ID and the time.
+/// Runs the runtime until standard input ends. Each line has the number of a container, which then exits. The
+/// response is its ID and the time.
 pub(crate) async fn serve(socket: &Path, args: &FakeArgs) -> anyhow::Result<()> {
     let runtime = FakeRuntime::stopped(socket, Options { exit_lag: EXIT_LAG, ..Options::default() });
     let ids = fill(&runtime, args);
@@ -113,7 +113,8 @@ pub(crate) async fn serve(socket: &Path, args: &FakeArgs) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Polls until the runtime reports that the container has exited. Returns the delay since its exit, in nanoseconds.
+/// Polls until the runtime reports that the container has exited. Returns the delay since its exit, in
+/// nanoseconds.
 pub(crate) async fn says_exited(
     mut client: RuntimeServiceClient<Channel>,
     (id, at): Exit,

@@ -1,4 +1,5 @@
-//! The benchmark, with a few pods: it ends, leaves nothing, and its report has every figure of docs/benchmarks.md.
+//! The benchmark, with a few pods: it ends, leaves nothing, and its report has every figure of
+//! docs/benchmarks.md.
 
 use std::process::{Command, Stdio};
 
@@ -6,8 +7,8 @@ use serde_json::Value;
 
 const PODS: &str = "3";
 
-/// System calls of all services in a pod's life, without those that depend on the scheduler, measured with this test. A change that
-/// lowers them lowers this number.
+/// System calls of all services in a pod's life, without those that depend on the scheduler, measured with
+/// this test. A change that lowers them lowers this number.
 const COMMITTED_SYSTEM_CALLS: f64 = 1_350.0;
 
 #[test]
@@ -46,7 +47,8 @@ fn a_short_run_reports_every_figure() {
         let value = report.pointer(figure).and_then(Value::as_f64);
         assert!(value.is_some_and(|value| value > 0.0), "{figure}: {value:?} in {report:#}");
     }
-    // A status that the next one replaces within a burst may be skipped, so there are no exact counts of PATCHes here.
+    // A status that the next one replaces within a burst may be skipped, so there are no exact counts of
+    // PATCHes here.
     let life = &report["per_pod_life"]["quintlet"];
     for (request, count) in [("create serviceaccounts/token", 1.0), ("delete pods", 1.0), ("get pods", 0.0)] {
         let counted = life[format!("api {request}")].as_f64().unwrap_or_default();

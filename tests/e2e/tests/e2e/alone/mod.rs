@@ -1,4 +1,5 @@
-//! Tests that count what happens on the whole machine. `.config/nextest.toml` runs each of them without any other test.
+//! Tests that count what happens on the whole machine. `.config/nextest.toml` runs each of them without any
+//! other test.
 
 mod bench;
 mod process_ids;

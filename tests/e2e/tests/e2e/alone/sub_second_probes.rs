@@ -1,4 +1,5 @@
-//! Readiness probes each 100 ms with a real runtime: the time from the first failure to a status that is not ready.
+//! Readiness probes each 100 ms with a real runtime: the time from the first failure to a status that is not
+//! ready.
 
 use std::time::{Duration, Instant};
 

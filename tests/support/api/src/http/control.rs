@@ -39,7 +39,8 @@ pub(super) fn control(server: &Server, method: &Method, path: &str, body: &Bytes
     })
 }
 
-/// `{"requests": "patch pods/status", "times": 3, "failure": "internal"}`, or `"latencyMs": 50`, or `"block": true`.
+/// `{"requests": "patch pods/status", "times": 3, "failure": "internal"}`, or `"latencyMs": 50`, or
+/// `"block": true`.
 fn add_fault(faults: &Faults, body: &Value) -> Result<(), String> {
     let requests = body["requests"].as_str().unwrap_or("*");
     if let Some(ms) = body["latencyMs"].as_u64() {

@@ -9,7 +9,8 @@ use crate::reply::ok;
 use crate::resources::Resource;
 use crate::store::{Store, now};
 
-/// Largest `expirationSeconds` of a token request (`pkg/apis/authentication/validation: ValidateTokenRequest`).
+/// Largest `expirationSeconds` of a token request
+/// (`pkg/apis/authentication/validation: ValidateTokenRequest`).
 const MAX_TOKEN_SECONDS: i64 = 1 << 32;
 
 /// TokenRequest: returns an unsigned token in the form of a JWT.

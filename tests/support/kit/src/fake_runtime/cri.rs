@@ -603,7 +603,8 @@ impl RuntimeService for Cri {
     }
 }
 
-/// Returns the resources of a container after an update, which leaves what it does not set, as containerd does.
+/// Returns the resources of a container after an update, which leaves what it does not set, as containerd
+/// does.
 fn updated(
     before: v1::LinuxContainerResources,
     update: v1::LinuxContainerResources,

@@ -161,8 +161,8 @@ pub(super) fn sandbox_stats(s: &SandboxRecord) -> v1::PodSandboxStats {
 /// Messages of a list stream.
 pub(super) type ListStream<R> = BoxStream<'static, Result<R, Status>>;
 
-/// Executes a list as a stream of messages with one item each. `find` reads the items, and `message` makes the message of an
-/// item when it is sent. A runtime without list streams does not implement the method.
+/// Executes a list as a stream of messages with one item each. `find` reads the items, and `message` makes
+/// the message of an item when it is sent. A runtime without list streams does not implement the method.
 pub(super) async fn stream<Q: Message, T: Send + 'static, R: Send + 'static>(
     shared: &Arc<Shared>,
     method: Method,

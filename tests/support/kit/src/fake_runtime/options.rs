@@ -34,7 +34,8 @@ pub struct Options {
     pub features: Option<v1::RuntimeFeatures>,
     /// `runtime_handlers` of Status.
     pub handlers: Vec<v1::RuntimeHandler>,
-    /// Whether containers have stop signals (CRI of Kubernetes 1.33): the signal of the configuration, else SIGTERM, is in ContainerStatus.
+    /// Whether containers have stop signals (CRI of Kubernetes 1.33): the signal of the configuration, else
+    /// SIGTERM, is in ContainerStatus.
     pub stop_signals: bool,
     /// Mount point of images in ImageFsInfo.
     pub image_mountpoint: String,

@@ -138,7 +138,8 @@ impl ContainerRecord {
         self.config.metadata.as_ref().map_or("", |m| &m.name)
     }
 
-    /// Returns what a verbose ContainerStatus adds, as containerd has it: the OCI runtime specification, with the environment.
+    /// Returns what a verbose ContainerStatus adds, as containerd has it: the OCI runtime specification, with
+    /// the environment.
     pub(crate) fn info(&self) -> HashMap<String, String> {
         let env: Vec<String> = self
             .config

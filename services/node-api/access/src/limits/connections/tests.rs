@@ -52,7 +52,8 @@ fn a_new_connection_displaces_the_oldest_untrusted_one_of_the_network_with_the_m
     assert_eq!(gate.open(), 6);
 }
 
-/// Fills a table with these connections, as client, number of requests in flight, and since when it is idle. The ids are their positions.
+/// Fills a table with these connections, as client, number of requests in flight, and since when it is idle.
+/// The ids are their positions.
 fn table(connections: &[(Option<Client>, usize, u64)]) -> Table {
     let open = connections.iter().enumerate().map(|(id, (client, in_flight, idle_since))| {
         let (network, displaced) = (Network::from(v4(1)), CancellationToken::new());
@@ -225,7 +226,8 @@ proptest! {
         let mut known: Vec<Known> = Vec::new();
         for action in actions {
             apply(action, &gate, &mut known, &limits);
-            // A connection leaves when it is displaced; one with a request in flight only while it is untrusted.
+            // A connection leaves when it is displaced; one with a request in flight only while it is
+            // untrusted.
             for left in known.extract_if(.., |known| known.slot.displaced.is_cancelled()) {
                 prop_assert!(left.client.is_none() || left.in_flight == 0);
             }

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 /// Memory of the probes of one pod, by container name and probe.
 pub type PodMemory = BTreeMap<(String, ProbeType), ProbeMemory>;
 
-/// Stores the memory of a probe, unless the stored one is of the same container with an equal or higher counter. Returns
-/// whether it was stored.
+/// Stores the memory of a probe, unless the stored one is of the same container with an equal or higher
+/// counter. Returns whether it was stored.
 pub(super) fn merge(memory: &mut PodMemory, container: &str, probe: ProbeType, new: ProbeMemory) -> bool {
     match memory.get(&(container.to_owned(), probe)) {
         Some(have) if have.container_id == new.container_id && have.counter >= new.counter => false,
@@ -21,8 +21,8 @@ pub(super) fn merge(memory: &mut PodMemory, container: &str, probe: ProbeType, n
     }
 }
 
-/// Stores the result of a probe that a status shows. A result of the same container that comes from probe-service stays; if
-/// probe-service has none yet, the next one that it has counts.
+/// Stores the result of a probe that a status shows. A result of the same container that comes from
+/// probe-service stays; if probe-service has none yet, the next one that it has counts.
 pub(super) fn seed(memory: &mut PodMemory, container: &str, probe: ProbeType, new: ProbeMemory) {
     match memory.get_mut(&(container.to_owned(), probe)) {
         Some(have) if have.container_id == new.container_id && have.result.is_none() => {

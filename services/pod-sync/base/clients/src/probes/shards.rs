@@ -7,7 +7,8 @@ use std::time::Duration;
 use quintlet_model::ids::PodUid;
 use tokio::time::Instant;
 
-/// An instance that is back within this time keeps its pods. Also the longest wait for the final memory of a released pod.
+/// An instance that is back within this time keeps its pods. Also the longest wait for the final memory of a
+/// released pod.
 pub(super) const ABSENCE_LIMIT: Duration = Duration::from_secs(2);
 
 /// Assignment of a pod.
@@ -41,10 +42,11 @@ pub(super) enum Step {
     Assign(String),
 }
 
-/// Decides about a pod at `place`. `best` is the live instance that should have the pod, `None` if no instance is live.
+/// Decides about a pod at `place`. `best` is the live instance that should have the pod, `None` if no
+/// instance is live.
 ///
-/// A pod stays at its instance while no instance is live, since its instance may come back. An instance that is not live is
-/// not asked to release the pod, since it has not answered for [`ABSENCE_LIMIT`].
+/// A pod stays at its instance while no instance is live, since its instance may come back. An instance that
+/// is not live is not asked to release the pod, since it has not answered for [`ABSENCE_LIMIT`].
 pub(super) fn decide(
     place: &Place,
     best: Option<&str>,
@@ -112,7 +114,8 @@ impl Instances {
         self.0.get_mut(id).is_some_and(|i| i.silent.take().is_some())
     }
 
-    /// Records that a health check sent at `asked` has no answer. Returns whether the instance was responsive before.
+    /// Records that a health check sent at `asked` has no answer. Returns whether the instance was responsive
+    /// before.
     pub(super) fn silent(&mut self, id: &str, asked: Instant) -> bool {
         self.0.get_mut(id).is_some_and(|i| i.silent.replace(i.silent.unwrap_or(asked)).is_none())
     }
@@ -122,14 +125,15 @@ impl Instances {
         self.0.get(id).is_some_and(|i| i.is_live(now))
     }
 
-    /// Returns whether the passing of time alone may change which instances are live, compared with the last call of
-    /// [`Instances::liveness_changes`]. A comparison with the time of this call would miss a limit that passed in between.
+    /// Returns whether the passing of time alone may change which instances are live, compared with the last
+    /// call of [`Instances::liveness_changes`]. A comparison with the time of this call would miss a limit
+    /// that passed in between.
     pub(super) fn is_pending(&self) -> bool {
         self.0.values().any(|i| i.was_live && (i.missing.is_some() || i.silent.is_some()))
     }
 
-    /// Returns the live instance with the highest hash of pod and instance (rendezvous hashing), so that adding or removing an
-    /// instance moves only its own share of the pods.
+    /// Returns the live instance with the highest hash of pod and instance (rendezvous hashing), so that
+    /// adding or removing an instance moves only its own share of the pods.
     pub(super) fn best(&self, uid: &PodUid, now: Instant) -> Option<&str> {
         let live = self.0.iter().filter(|(_, i)| i.is_live(now)).map(|(id, _)| id.as_str());
         live.max_by_key(|id| {

@@ -24,7 +24,8 @@ pub struct PodResources {
     /// `spec.resources`.
     #[serde(rename = "PodLevelResources", default)]
     pub pod_level: Option<ResourceRequirements>,
-    /// `sizeLimit` of memory-backed emptyDir volumes, by name. Empty while the feature gate is off. Kubelets before 1.37 ignore it.
+    /// `sizeLimit` of memory-backed emptyDir volumes, by name. Empty while the feature gate is off. Kubelets
+    /// before 1.37 ignore it.
     #[serde(
         rename = "EmptyDirVolumeLimits",
         default,
@@ -65,8 +66,9 @@ fn volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
     pod::spec(pod).volumes.iter().flatten()
 }
 
-/// Returns the `sizeLimit` of a memory-backed emptyDir volume (`pkg/kubelet/allocation: VolHasMemoryBackedEmptyDirSizeLimit`). `None` for
-/// other volumes, and without a limit.
+/// Returns the `sizeLimit` of a memory-backed emptyDir volume
+/// (`pkg/kubelet/allocation: VolHasMemoryBackedEmptyDirSizeLimit`). `None` for other volumes, and without a
+/// limit.
 #[must_use]
 pub fn memory_size_limit(volume: &Volume) -> Option<&ApiQuantity> {
     let source = volume.empty_dir.as_ref().filter(|source| source.medium.as_deref() == Some("Memory"))?;
@@ -97,8 +99,8 @@ pub fn same(a: &ResourceRequirements, b: &ResourceRequirements) -> bool {
         && a.claims == b.claims
 }
 
-/// Returns the pod with its allocated resources. Containers without an allocation are unchanged. Borrowed if nothing
-/// changes.
+/// Returns the pod with its allocated resources. Containers without an allocation are unchanged. Borrowed if
+/// nothing changes.
 #[must_use]
 pub fn apply<'a>(pod: &'a Pod, allocated: &PodResources) -> Cow<'a, Pod> {
     let empty = ResourceRequirements::default();
@@ -143,9 +145,9 @@ pub fn apply<'a>(pod: &'a Pod, allocated: &PodResources) -> Cow<'a, Pod> {
     Cow::Owned(pod)
 }
 
-/// Returns the pod with the larger of its requests and those in `actuated`, for CPU and memory: a shrunk pod holds what it had
-/// until the runtime has reduced it (`k8s.io/component-helpers/resource: PodRequests` with `UseStatusResources`). Borrowed if
-/// nothing is larger.
+/// Returns the pod with the larger of its requests and those in `actuated`, for CPU and memory: a shrunk pod
+/// holds what it had until the runtime has reduced it (`k8s.io/component-helpers/resource: PodRequests` with
+/// `UseStatusResources`). Borrowed if nothing is larger.
 #[must_use]
 pub fn larger<'a>(pod: &'a Pod, actuated: &PodResources) -> Cow<'a, Pod> {
     let mut all = of_pod(pod);
@@ -161,7 +163,8 @@ pub fn larger<'a>(pod: &'a Pod, actuated: &PodResources) -> Cow<'a, Pod> {
     if is_larger { apply(pod, &all) } else { Cow::Borrowed(pod) }
 }
 
-/// Returns whether any request of `actuated`, for CPU or memory, is larger than that of the pod. Allocates nothing.
+/// Returns whether any request of `actuated`, for CPU or memory, is larger than that of the pod. Allocates
+/// nothing.
 #[must_use]
 pub fn is_any_larger(pod: &Pod, actuated: &PodResources) -> bool {
     let is_larger = |own: Option<&ResourceRequirements>, had: Option<&ResourceRequirements>| {
@@ -193,7 +196,8 @@ fn raise(own: &mut Option<Amounts>, had: Option<&Amounts>) -> bool {
     is_larger
 }
 
-/// Derives the allocation from a status, if the checkpoint is lost. `None` if the status has no resources of any container.
+/// Derives the allocation from a status, if the checkpoint is lost. `None` if the status has no resources of
+/// any container.
 #[must_use]
 pub fn of_status(pod: &Pod, status: &PodStatus) -> Option<PodResources> {
     let statuses =
@@ -216,8 +220,8 @@ pub fn of_status(pod: &Pod, status: &PodStatus) -> Option<PodResources> {
     Some(all)
 }
 
-// The status has the allocated requests. Its limits are those of the runtime: the allocated ones or the previous ones.
-// Both are correct, since a difference to the spec is decided again.
+// The status has the allocated requests. Its limits are those of the runtime: the allocated ones or the
+// previous ones. Both are correct, since a difference to the spec is decided again.
 fn take_from_status(resources: &mut ResourceRequirements, status: &ContainerStatus) {
     if let Some(allocated) = &status.allocated_resources {
         take_over(resources.requests.as_mut(), allocated);

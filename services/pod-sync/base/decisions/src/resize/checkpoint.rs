@@ -1,5 +1,5 @@
-//! The kubelet's checkpoints of allocated and actuated resources, byte for byte (`pkg/kubelet/allocation/state`): JSON whose
-//! entries are a string, and a checksum of that string.
+//! The kubelet's checkpoints of allocated and actuated resources, byte for byte
+//! (`pkg/kubelet/allocation/state`): JSON whose entries are a string, and a checksum of that string.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! Decides whether a resize is feasible now, deferred or infeasible (`pkg/kubelet/allocation: handlePodResourcesResize`).
+//! Decides whether a resize is feasible now, deferred or infeasible
+//! (`pkg/kubelet/allocation: handlePodResourcesResize`).
 
 use std::cmp::Reverse;
 
@@ -81,7 +82,8 @@ fn any_changes(desired: &Pod, allocated: &Pod, name: &str) -> bool {
     containers(desired).zip(containers(allocated)).any(|(d, a)| changes(d, a, name))
 }
 
-/// Returns why the node can never do a resize. Capacity is not checked: a resize beyond that of the node is Deferred.
+/// Returns why the node can never do a resize. Capacity is not checked: a resize beyond that of the node is
+/// Deferred.
 #[must_use]
 pub fn infeasible(desired: &Pod, allocated: &Pod, rules: NodeResizePolicy) -> Option<PendingResize> {
     let swaps = || {

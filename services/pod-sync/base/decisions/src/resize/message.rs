@@ -40,7 +40,8 @@ fn summaries(containers: &[Container]) -> Vec<ContainerSummary<'_>> {
         .collect()
 }
 
-/// Returns `Pod resize <what>: <summary>`. `what` is `started`, `completed`, `error`, or the reason of PodResizePending.
+/// Returns `Pod resize <what>: <summary>`. `what` is `started`, `completed`, `error`, or the reason of
+/// PodResizePending.
 #[must_use]
 pub fn resize_message(what: &str, of: &Pod, generation: Option<i64>, error: &str) -> String {
     let summary = Summary {

@@ -1,4 +1,5 @@
-//! Plans how allocated resources are actuated: which containers change, and in which order with the pod's cgroup.
+//! Plans how allocated resources are actuated: which containers change, and in which order with the pod's
+//! cgroup.
 
 use k8s_openapi::api::core::v1::{Container as SpecContainer, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
@@ -139,8 +140,8 @@ pub struct ResizeActions {
     pub memory: Vec<ContainerUpdate>,
     /// Containers whose CPU changes, decreases first.
     pub cpu: Vec<ContainerUpdate>,
-    /// The pod's cgroup changes even if no container changes in place: a container restarts with new resources, or pod-level
-    /// resources were resized.
+    /// The pod's cgroup changes even if no container changes in place: a container restarts with new
+    /// resources, or pod-level resources were resized.
     pub pod: bool,
     /// Memory-backed volumes whose size limit changes.
     pub volumes: Vec<VolumeUpdate>,
@@ -199,7 +200,8 @@ fn changed(
     })
 }
 
-// Returns the amounts that the runtime reports, unless they are equal to `wanted` after the runtime's rounding.
+// Returns the amounts that the runtime reports, unless they are equal to `wanted` after the runtime's
+// rounding.
 fn reported(running: &Container, of: Resource, wanted: RequestAndLimit) -> RequestAndLimit {
     let Some(actual) = running.resources else { return wanted };
     match of {
@@ -244,8 +246,9 @@ pub(crate) fn plan_container(
     ContainerChange::InPlace
 }
 
-/// Returns the resources to send to the runtime for a container and those to record as actuated. The former have pod-level
-/// limits for a container without its own. Only one resource changes; the other keeps its actuated amounts.
+/// Returns the resources to send to the runtime for a container and those to record as actuated. The former
+/// have pod-level limits for a container without its own. Only one resource changes; the other keeps its
+/// actuated amounts.
 #[must_use]
 pub fn actuated_resources(
     own: &SpecContainer,
@@ -268,8 +271,8 @@ pub fn actuated_resources(
     (sent, kept)
 }
 
-/// Returns the pod-level resources to record as actuated once the pod's cgroup and its containers have the new amounts of
-/// one resource.
+/// Returns the pod-level resources to record as actuated once the pod's cgroup and its containers have the
+/// new amounts of one resource.
 #[must_use]
 pub fn actuated_pod_level(
     had: Option<ResourceRequirements>,
@@ -315,8 +318,8 @@ pub enum ResizeStep {
     Containers,
 }
 
-/// Returns the steps for one resource: increases of the pod's cgroup before the containers, limit first, decreases after
-/// them, limit last. Limits are never removed.
+/// Returns the steps for one resource: increases of the pod's cgroup before the containers, limit first,
+/// decreases after them, limit last. Limits are never removed.
 #[must_use]
 pub fn resize_steps(resource: Resource, now: &CgroupState, wanted: &PodCgroup) -> Vec<ResizeStep> {
     let unlimited = |v: Option<i64>| v.filter(|v| *v >= 0).unwrap_or(i64::MAX);
@@ -353,8 +356,8 @@ pub fn memory_limit_decreases(updates: &[ContainerUpdate]) -> impl Iterator<Item
     })
 }
 
-/// Returns why memory limits cannot decrease: usage exceeds them. `usage` returns the bytes that a container uses, `None` if
-/// unknown.
+/// Returns why memory limits cannot decrease: usage exceeds them. `usage` returns the bytes that a container
+/// uses, `None` if unknown.
 #[must_use]
 pub fn memory_decrease_error(
     now: &CgroupState,

@@ -18,16 +18,16 @@ pub struct VolumeUpdate {
 }
 
 impl VolumeUpdate {
-    /// Returns whether the volume grows. It grows after the limits of the containers and shrinks before them, so that its content fits
-    /// into them at any time.
+    /// Returns whether the volume grows. It grows after the limits of the containers and shrinks before them,
+    /// so that its content fits into them at any time.
     #[must_use]
     pub fn grows(&self) -> bool {
         self.allocated > self.applied
     }
 }
 
-/// Returns the volumes whose allocated limit is not the one that was last applied, in the order of the spec. A volume without a record was
-/// mounted with its allocated limit.
+/// Returns the volumes whose allocated limit is not the one that was last applied, in the order of the spec.
+/// A volume without a record was mounted with its allocated limit.
 #[must_use]
 pub fn updates(pod: &Pod, actuated: Option<&PodResources>) -> Vec<VolumeUpdate> {
     let Some(actuated) = actuated.filter(|a| !a.size_limits.is_empty()) else { return Vec::new() };
@@ -39,8 +39,8 @@ pub fn updates(pod: &Pod, actuated: Option<&PodResources>) -> Vec<VolumeUpdate> 
     pod::spec(pod).volumes.iter().flatten().filter_map(update).collect()
 }
 
-/// Returns why a volume was not resized. `is_refused`: the kernel answered EINVAL, which it does for a size below the usage. The text is
-/// that of mount(8), which a kubelet runs.
+/// Returns why a volume was not resized. `is_refused`: the kernel answered EINVAL, which it does for a size
+/// below the usage. The text is that of mount(8), which a kubelet runs.
 #[must_use]
 pub fn failure(volume: &str, is_refused: bool, error: &str) -> String {
     let why = if is_refused { "mount point not mounted or bad option" } else { error };

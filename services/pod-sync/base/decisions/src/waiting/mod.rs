@@ -52,7 +52,8 @@ pub enum Waiting {
     Preempting {
         victims: Vec<String>,
     },
-    /// The plugin of a device has not registered, or has not listed its devices; or the devices are being allocated.
+    /// The plugin of a device has not registered, or has not listed its devices; or the devices are being
+    /// allocated.
     Devices {
         /// Names of the resources, with the socket or the absence of each plugin.
         plugins: String,

@@ -35,7 +35,8 @@ fn later(now: jiff::Timestamp, by: Duration) -> Option<jiff::Timestamp> {
     now.checked_add(jiff::SignedDuration::try_from(by).ok()?).ok()
 }
 
-/// Returns the first thing that the pod waits for, in the order of its life cycle. `None` for a pod in a terminal phase.
+/// Returns the first thing that the pod waits for, in the order of its life cycle. `None` for a pod in a
+/// terminal phase.
 #[must_use]
 pub fn from_status(
     pod: &Pod,

@@ -1,4 +1,5 @@
-//! Decides whether cached runtime state is newer than the last action on a pod (ARCHITECTURE.md, invariant 2).
+//! Decides whether cached runtime state is newer than the last action on a pod (ARCHITECTURE.md, invariant
+//! 2).
 
 use std::time::Duration;
 
@@ -47,7 +48,8 @@ impl Freshness {
         self.acted = self.acted.max(now);
     }
 
-    /// Makes the next inspection a full one: the outcome of a call is unknown, or another client may have created containers.
+    /// Makes the next inspection a full one: the outcome of a call is unknown, or another client may have
+    /// created containers.
     pub fn require_full_inspection(&mut self) {
         self.full = true;
     }

@@ -1,5 +1,6 @@
-//! Full names of static pods: the pod that holds each, and the queue of pods that wait for it. Two static pods of one full name
-//! never run at once (`pkg/kubelet: startedStaticPodsByFullname, waitingToStartStaticPodsByFullname`).
+//! Full names of static pods: the pod that holds each, and the queue of pods that wait for it. Two static
+//! pods of one full name never run at once
+//! (`pkg/kubelet: startedStaticPodsByFullname, waitingToStartStaticPodsByFullname`).
 
 use std::collections::BTreeMap;
 

@@ -2,11 +2,12 @@
 //! [`PodSyncStatuses::step`].
 //!
 //! State and [`Input`] give a new state and [`Effect`]s; time and randomness are arguments. The caller
-//! (`pod_workers` of pod-sync-worker) reports inputs and executes the effects. Each transition that a step takes is named by a [`Rule`].
+//! (`pod_workers` of pod-sync-worker) reports inputs and executes the effects. Each transition that a step
+//! takes is named by a [`Rule`].
 //!
-//! A worker asks for work with [`Input::TakeWork`], reports with [`Input::RuntimeReached`] that its sync can no longer be
-//! cancelled, and reports the outcome with [`Input::Done`]. The conditions inside are
-//! functions of `policy`, which unit tests replace with faulty ones.
+//! A worker asks for work with [`Input::TakeWork`], reports with [`Input::RuntimeReached`] that its sync can
+//! no longer be cancelled, and reports the outcome with [`Input::Done`]. The conditions inside are functions
+//! of `policy`, which unit tests replace with faulty ones.
 
 pub mod freshness;
 mod full_name_queue;
@@ -406,7 +407,8 @@ pub struct Step {
     pub rules: Vec<Rule>,
 }
 
-/// Adds up to half of `d`, so that pods that failed together are not retried together. `chance` is in `[0, 1)`.
+/// Adds up to half of `d`, so that pods that failed together are not retried together. `chance` is in
+/// `[0, 1)`.
 #[must_use]
 pub fn jitter(d: Duration, chance: f64) -> Duration {
     d.saturating_add(d.mul_f64(chance * 0.5))

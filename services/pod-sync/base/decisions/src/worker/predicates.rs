@@ -1,5 +1,6 @@
-//! Predicates about a pod's worker (`pkg/kubelet: podWorkers.ShouldPodContainersBeTerminating` and others). For an unknown UID
-//! the answer changes once every source is ready: before that, a running pod may still turn out to be desired.
+//! Predicates about a pod's worker (`pkg/kubelet: podWorkers.ShouldPodContainersBeTerminating` and others).
+//! For an unknown UID the answer changes once every source is ready: before that, a running pod may still
+//! turn out to be desired.
 
 use quintlet_model::ids::PodUid;
 
@@ -61,8 +62,8 @@ impl PodSyncStatuses {
         })
     }
 
-    /// Returns whether the static pod with this full name is terminating. Its mirror pod stays until it has terminated
-    /// (`IsPodForMirrorPodTerminatingByFullName`).
+    /// Returns whether the static pod with this full name is terminating. Its mirror pod stays until it has
+    /// terminated (`IsPodForMirrorPodTerminatingByFullName`).
     #[must_use]
     pub fn is_static_terminating(&self, full_name: &str) -> bool {
         self.name_queue

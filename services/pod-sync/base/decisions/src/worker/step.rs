@@ -526,7 +526,8 @@ fn cancel(state: &PodSyncStatus, uid: &PodUid, begins: bool, shortened: bool, ou
             out.effects.push(Effect::Cancel(uid.clone()));
         }
         WorkerPhase::Sync => out.rules.push(Rule::SyncNotCancellable),
-        // In the kubelet a hook in progress keeps the grace period that it began with. Here a shorter one applies at once.
+        // In the kubelet a hook in progress keeps the grace period that it began with. Here a shorter one
+        // applies at once.
         WorkerPhase::Terminating if shortened => {
             out.rules.push(Rule::StopInterruptedByShorterGrace);
             out.effects.push(Effect::Cancel(uid.clone()));

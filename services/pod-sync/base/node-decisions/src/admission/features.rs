@@ -1,7 +1,7 @@
 //! Infers the declared node features that a pod requires (`component-helpers/nodedeclaredfeatures`).
 //!
-//! Only creation is checked: every node of this agent declares the features that a resize can require. The gate
-//! PodLevelResources is fixed, so PodLevelResourcesNotSupported is never a reason.
+//! Only creation is checked: every node of this agent declares the features that a resize can require. The
+//! gate PodLevelResources is fixed, so PodLevelResourcesNotSupported is never a reason.
 
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;

@@ -25,8 +25,8 @@ pub(super) fn wrong_os(pod: &Pod, node: &Node) -> Option<AdmitResult> {
     None
 }
 
-/// Reason for a pod whose node selector or affinity does not match. The Node may be stale, so it is read again before the
-/// pod is rejected.
+/// Reason for a pod whose node selector or affinity does not match. The Node may be stale, so it is read
+/// again before the pod is rejected.
 pub const NODE_AFFINITY: &str = "NodeAffinity";
 
 fn predicate(name: &str, why: &str) -> Rejection {

@@ -37,9 +37,9 @@ impl InsufficientResource {
     }
 }
 
-/// Returns the insufficient resources, in the order in which they are reported. Extended resources and huge pages that this
-/// node does not measure itself are those of the Node's status (`pkg/kubelet/lifecycle: predicateAdmitHandler.Admit,
-/// removeMissingExtendedResources`).
+/// Returns the insufficient resources, in the order in which they are reported. Extended resources and huge
+/// pages that this node does not measure itself are those of the Node's status
+/// (`pkg/kubelet/lifecycle: predicateAdmitHandler.Admit, removeMissingExtendedResources`).
 #[must_use]
 pub fn insufficient_resources(
     pod: &Pod,
@@ -87,7 +87,8 @@ fn with_scalar_resources(own: &ResourceList, node: &Node) -> ResourceList {
 
 const HUGE_PAGES: &str = "hugepages-";
 
-/// Returns whether a name is that of an extended resource (`pkg/apis/core/v1/helper: IsExtendedResourceName`).
+/// Returns whether a name is that of an extended resource
+/// (`pkg/apis/core/v1/helper: IsExtendedResourceName`).
 fn is_extended(name: &str) -> bool {
     let is_native = |domain: &str| domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
     !name.starts_with("requests.") && name.split_once('/').is_some_and(|(domain, _)| !is_native(domain))

@@ -52,8 +52,9 @@ pub(super) fn forbidden(pod: &Pod, view: &NodeView<'_>) -> Option<String> {
     None
 }
 
-/// Returns a sysctl with dots as separators (`k8s.io/component-helpers/node/util/sysctl: NormalizeName`). If the first separator is a
-/// slash, dots and slashes are swapped: `net/ipv4/conf/eno2.100/forwarding` is `net.ipv4.conf.eno2/100.forwarding`.
+/// Returns a sysctl with dots as separators (`k8s.io/component-helpers/node/util/sysctl: NormalizeName`). If
+/// the first separator is a slash, dots and slashes are swapped: `net/ipv4/conf/eno2.100/forwarding` is
+/// `net.ipv4.conf.eno2/100.forwarding`.
 #[must_use]
 pub fn normal_sysctl(name: &str) -> String {
     if !name.find(['.', '/']).is_some_and(|at| name[at..].starts_with('/')) {

@@ -1,4 +1,5 @@
-//! What happens next with the certificate of one source: plain functions (`pkg/kubelet/podcertificate: handleProjection`).
+//! What happens next with the certificate of one source: plain functions
+//! (`pkg/kubelet/podcertificate: handleProjection`).
 
 use std::sync::Arc;
 
@@ -18,7 +19,8 @@ const NOT_ISSUED: &str = "credential bundle is not issued yet";
 /// The certificate of one source of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum CertificateState {
-    /// No request exists: the source is new, or its first request was deleted. A read fails. A request is due.
+    /// No request exists: the source is new, or its first request was deleted. A read fails. A request is
+    /// due.
     Initial,
     /// The first request exists and has no outcome. A read fails.
     Waiting(Pending),
@@ -28,7 +30,8 @@ pub(super) enum CertificateState {
     Failed { reason: String, message: String },
     /// A certificate was issued. A read returns it. A request is due when its refresh begins.
     Issued(Issued),
-    /// A certificate was issued, and the request for the next one has no outcome. A read returns the old certificate.
+    /// A certificate was issued, and the request for the next one has no outcome. A read returns the old
+    /// certificate.
     Refreshing { current: Issued, pending: Pending },
 }
 
@@ -134,8 +137,9 @@ pub(super) struct Decision {
     pub(super) is_changed: bool,
 }
 
-/// Returns the next state and action of a source. `outcome` is that of the pending request; `None` if the watch does not have it.
-/// `jitter` is added to the beginning of a refresh. `namespace` is that of the pod, for texts.
+/// Returns the next state and action of a source. `outcome` is that of the pending request; `None` if the
+/// watch does not have it. `jitter` is added to the beginning of a refresh. `namespace` is that of the pod,
+/// for texts.
 pub(super) fn decide(
     state: CertificateState,
     outcome: Option<RequestStatus>,
@@ -241,7 +245,8 @@ fn ended(pending: &Pending, outcome: RequestStatus, jitter: SignedDuration, name
             let text = format!(
                 "PodCertificateRequest {namespace}/{name} was denied, reason={reason:?}, message={message:?}"
             );
-            // The kubelet passes the type of the condition as the reason of the event, and the reason as its format.
+            // The kubelet passes the type of the condition as the reason of the event, and the reason as its
+            // format.
             let events = vec![Event::new("Denied", text)];
             (CertificateState::Denied { reason, message }, Action::Nothing, events)
         }

@@ -1,4 +1,5 @@
-//! Private keys of pods, and the requests that prove their possession (`pkg/kubelet/podcertificate: generateKeyAndProof`).
+//! Private keys of pods, and the requests that prove their possession
+//! (`pkg/kubelet/podcertificate: generateKeyAndProof`).
 
 use std::fmt;
 
@@ -82,7 +83,8 @@ struct Signed {
     sign: Sign,
 }
 
-/// Generates a key of a `keyType` of the API, and its request. Blocks the thread: a key of type RSA4096 takes seconds.
+/// Generates a key of a `keyType` of the API, and its request. Blocks the thread: a key of type RSA4096 takes
+/// seconds.
 pub(super) fn generate(key_type: &str) -> Result<KeyAndRequest, KeyError> {
     match key_type {
         "RSA3072" => rsa_key(3072),
@@ -95,7 +97,8 @@ pub(super) fn generate(key_type: &str) -> Result<KeyAndRequest, KeyError> {
     }
 }
 
-// The crate rsa generates the key and ring signs: the signatures of ring take a time that does not depend on the key.
+// The crate rsa generates the key and ring signs: the signatures of ring take a time that does not depend on
+// the key.
 fn rsa_key(bits: usize) -> Result<KeyAndRequest, KeyError> {
     let failed = || KeyError::Generate("RSA");
     let key = rsa::RsaPrivateKey::new(&mut rsa::rand_core::OsRng, bits).map_err(|_| failed())?;

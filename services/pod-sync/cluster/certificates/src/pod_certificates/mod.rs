@@ -1,7 +1,8 @@
-//! Certificates of pods, requested from signers by PodCertificateRequests (`pkg/kubelet/podcertificate: IssuingManager`).
+//! Certificates of pods, requested from signers by PodCertificateRequests
+//! (`pkg/kubelet/podcertificate: IssuingManager`).
 //!
-//! [`decide`] has the decisions. The task `pod-certificates` owns the states and applies the decisions, and one task
-//! `pod-certificate` for each creation generates a key and creates the request.
+//! [`decide`] has the decisions. The task `pod-certificates` owns the states and applies the decisions, and
+//! one task `pod-certificate` for each creation generates a key and creates the request.
 
 mod decide;
 mod key;
@@ -55,7 +56,8 @@ const NOT_SERVED: &str =
 const PASS_PERIOD: Duration = Duration::from_secs(60);
 /// Largest jitter of a refresh, and of the age at which a request that is not in the watch was deleted.
 const MAX_JITTER: Duration = Duration::from_secs(5 * 60);
-/// Delays between creations of requests for one source, and between questions whether the API server serves the API.
+/// Delays between creations of requests for one source, and between questions whether the API server serves
+/// the API.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(120);
 /// Creations at a time. Each waits for two responses of the API server, at most 10 s for each.
@@ -263,8 +265,8 @@ impl PodCertificates {
         }
     }
 
-    /// Decides about all sources and applies the decisions. Returns the creations to start, and when the next pass is due. Nothing
-    /// happens before the requests were listed, as in the kubelet.
+    /// Decides about all sources and applies the decisions. Returns the creations to start, and when the next
+    /// pass is due. Nothing happens before the requests were listed, as in the kubelet.
     fn pass(&self, requests: Option<Listed<'_>>) -> Due {
         let (now, wall) = (Instant::now(), self.inputs.clock.wall());
         let mut work = Due { create: Vec::new(), wait: PASS_PERIOD };
@@ -504,7 +506,8 @@ fn identity(pod: &Pod) -> Pod {
     }
 }
 
-/// Returns the outcome of the pending request of a source; `None` without one, and if the watch does not have it.
+/// Returns the outcome of the pending request of a source; `None` without one, and if the watch does not have
+/// it.
 fn outcome(state: &CertificateState, namespace: &str, requests: &Listed<'_>) -> Option<RequestStatus> {
     let pending = match state {
         CertificateState::Waiting(pending) | CertificateState::Refreshing { pending, .. } => pending,

@@ -1,4 +1,5 @@
-//! After any history, the watched objects are those that a pod refers to, but for immutable ones that were read.
+//! After any history, the watched objects are those that a pod refers to, but for immutable ones that were
+//! read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

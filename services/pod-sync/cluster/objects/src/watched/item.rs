@@ -78,8 +78,9 @@ impl<K: Kind> Item<K> {
         self.content.subscribe()
     }
 
-    /// Stores the object that the watch `run` has read; none if it does not exist. Returns whether readers of an earlier version,
-    /// or readers that failed, have to read again. Does nothing after the end of the watch.
+    /// Stores the object that the watch `run` has read; none if it does not exist. Returns whether readers of
+    /// an earlier version, or readers that failed, have to read again. Does nothing after the end of the
+    /// watch.
     pub(super) fn apply(&self, run: &CancellationToken, object: Option<K>) -> bool {
         let mut state = self.state.lock();
         if run.is_cancelled() {
@@ -96,7 +97,8 @@ impl<K: Kind> Item<K> {
         is_changed || is_missed
     }
 
-    /// Records a read that waited for the first list in vain. Returns the content if the list has arrived meanwhile.
+    /// Records a read that waited for the first list in vain. Returns the content if the list has arrived
+    /// meanwhile.
     pub(super) fn missed(&self) -> Option<Option<Arc<K>>> {
         let mut state = self.state.lock();
         match &*self.content.borrow() {
@@ -108,8 +110,8 @@ impl<K: Kind> Item<K> {
         }
     }
 
-    /// Ends the watch of an immutable object and keeps the object. Returns false if it has changed since it was read, or is kept
-    /// already.
+    /// Ends the watch of an immutable object and keeps the object. Returns false if it has changed since it
+    /// was read, or is kept already.
     pub(super) fn keep(&self, object: &Arc<K>) -> bool {
         let mut state = self.state.lock();
         let is_current = self.content.borrow().object().is_some_and(|current| Arc::ptr_eq(&current, object));
@@ -128,8 +130,8 @@ impl<K: Kind> Item<K> {
         state.phase = Phase::Removed;
     }
 
-    /// Ends the watch if there was no read for `max_idle`. A watch before its first list continues, so that the request is not
-    /// wasted. Returns whether the watch was ended.
+    /// Ends the watch if there was no read for `max_idle`. A watch before its first list continues, so that
+    /// the request is not wasted. Returns whether the watch was ended.
     pub(super) fn stop_if_idle(&self, max_idle: Duration) -> bool {
         let mut state = self.state.lock();
         let is_synced = self.content.borrow().is_synced();

@@ -28,12 +28,15 @@ const SYNC_WAIT: Duration = Duration::from_secs(1);
 pub(crate) const IDLE_CHECK: Duration = Duration::from_secs(60);
 /// Shortest time without a read that ends a watch.
 const MIN_IDLE: Duration = Duration::from_secs(60);
-/// The same in sync periods. Volumes read their objects in each period, so only objects of variables become idle.
+/// The same in sync periods. Volumes read their objects in each period, so only objects of variables become
+/// idle.
 const IDLE_PERIODS: u32 = 5;
 
-/// Watches of all objects together. Each holds a connection, so that without a limit pods could use up the open files of pod-sync.
+/// Watches of all objects together. Each holds a connection, so that without a limit pods could use up the
+/// open files of pod-sync.
 pub(crate) const MAX_WATCHES: usize = 1000;
-/// Objects of one kind in a pod whose objects are watched. Those of a pod with more are not, so that it leaves watches to others.
+/// Objects of one kind in a pod whose objects are watched. Those of a pod with more are not, so that it
+/// leaves watches to others.
 pub(crate) const MAX_WATCHED_PER_POD: usize = 100;
 
 /// The objects of one kind.
@@ -70,8 +73,9 @@ impl<K: Kind> WatchStore<K> {
         }
     }
 
-    /// Adds an object unless it is there. Without `is_started`, its first read starts the watch. Without `is_watchable`, no read does,
-    /// and the object is read again in each sync of a pod and when its time to live has elapsed.
+    /// Adds an object unless it is there. Without `is_started`, its first read starts the watch. Without
+    /// `is_watchable`, no read does, and the object is read again in each sync of a pod and when its time to
+    /// live has elapsed.
     pub(crate) fn add(&self, key: &Key, is_started: bool, is_watchable: bool) {
         let mut items = self.items.lock();
         if items.contains_key(key) {
@@ -85,7 +89,8 @@ impl<K: Kind> WatchStore<K> {
         }
     }
 
-    /// Records that a pod which refers to these objects is synced. The next read of each that has no watch is a request.
+    /// Records that a pod which refers to these objects is synced. The next read of each that has no watch is
+    /// a request.
     pub(crate) fn synced<'a>(&self, keys: impl IntoIterator<Item = &'a Key>) {
         self.unwatched.synced(keys);
     }

@@ -8,8 +8,9 @@ use tokio::sync::{Mutex, MutexGuard, watch};
 /// Interval between the attempts of one watch while the API server does not respond.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
 
-/// Ends the back-off of all watches when one of them reaches the API server again. One watch at a time attempts that every
-/// [`RETRY`], so that a return is noticed soon and the number of attempts does not grow with the number of watches.
+/// Ends the back-off of all watches when one of them reaches the API server again. One watch at a time
+/// attempts that every [`RETRY`], so that a return is noticed soon and the number of attempts does not grow
+/// with the number of watches.
 #[derive(Debug, Default)]
 pub(super) struct Reachability {
     is_lost: AtomicBool,

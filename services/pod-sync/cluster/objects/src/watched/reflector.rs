@@ -19,20 +19,23 @@ use pod_sync_clients::{LAG, may_be_lag};
 /// Called after each change of an object, at most every [`NOTIFY_INTERVAL`].
 pub(crate) type Changed = Arc<dyn Fn(&Key) + Send + Sync>;
 
-/// Back-off after failed requests (`client-go/tools/cache: NewReflectorWithOptions`), with jitter up to as much again.
+/// Back-off after failed requests (`client-go/tools/cache: NewReflectorWithOptions`), with jitter up to as
+/// much again.
 const BACKOFF: Duration = Duration::from_millis(800);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// Longest wait for the response to a list, and for the beginning of the response to a watch.
 const RESPONSE: Duration = Duration::from_secs(60);
-/// Time after which the API server ends a watch, in seconds, plus as much chance as [`WATCH_JITTER`]. Below 295, the maximum of
-/// the client.
+/// Time after which the API server ends a watch, in seconds, plus as much chance as [`WATCH_JITTER`]. Below
+/// 295, the maximum of the client.
 const WATCH_SECONDS: u32 = 230;
 const WATCH_JITTER: u32 = 60;
 /// A watch that ends sooner and without an event has failed.
 const SHORT_WATCH: Duration = Duration::from_secs(1);
-/// Shortest interval between two notifications. An object that is written in a loop makes its pods read it ten times a second.
+/// Shortest interval between two notifications. An object that is written in a loop makes its pods read it
+/// ten times a second.
 pub(super) const NOTIFY_INTERVAL: Duration = Duration::from_millis(100);
-/// Largest delay of the watches that go on when the API server has returned, so that they do not go on all at once.
+/// Largest delay of the watches that go on when the API server has returned, so that they do not go on all at
+/// once.
 const RETURN_JITTER: Duration = Duration::from_millis(200);
 
 /// Reason why a list or watch ended.
@@ -292,7 +295,8 @@ impl<K: Kind> Reflector<K> {
         }
     }
 
-    // One line when a watch begins to fail: the API server may be away for hours, and pods refer to many objects.
+    // One line when a watch begins to fail: the API server may be away for hours, and pods refer to many
+    // objects.
     fn log(&mut self, failure: &Failure) {
         let kind = K::kind(&());
         let namespace = self.item.key.namespace.as_str();

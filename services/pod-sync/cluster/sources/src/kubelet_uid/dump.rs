@@ -3,7 +3,8 @@
 //! The form is that of `%#v` with sorted keys, without methods, addresses and capacities:
 //!
 //! - A value follows its type in parentheses. Elements of a list, keys and values of a map have no type.
-//! - A struct is `{Name:value Name:value}`, a list `[a b]`, a map `map[k:v k:v]`, in each case separated by spaces.
+//! - A struct is `{Name:value Name:value}`, a list `[a b]`, a map `map[k:v k:v]`, in each case separated by
+//!   spaces.
 //! - A pointer is the type with `*` and the value. Absent pointers, lists and maps are `<nil>`.
 //! - A text is written as it is, without quotes.
 
@@ -18,7 +19,8 @@ use super::types::find;
 /// The text of an absent pointer, list or map.
 const NIL: &str = "<nil>";
 
-/// Writes the dump of an internal pod: its JSON, in the shape that [`super::internal`] makes. `out` returns no error.
+/// Writes the dump of an internal pod: its JSON, in the shape that [`super::internal`] makes. `out` returns
+/// no error.
 pub(super) fn dump(pod: &Map<String, Value>, version: KubeletVersion, out: &mut dyn Write) {
     let mut dumper = Dumper { out, version };
     dumper.text("(*core.Pod)");

@@ -20,7 +20,8 @@ const DROPPED_ANNOTATIONS: [&str; 4] = [
     "pod.alpha.kubernetes.io/init-container-statuses",
 ];
 
-/// Returns the internal pod as JSON, with the keys of the public types. A quantity is a text, or a list of texts whose sum it is.
+/// Returns the internal pod as JSON, with the keys of the public types. A quantity is a text, or a list of
+/// texts whose sum it is.
 ///
 /// `own_resources` are the resources of the pod as a whole in the manifest, without defaults.
 pub(super) fn internal(
@@ -134,7 +135,8 @@ fn object_in<'a>(map: &'a mut Map<String, Value>, key: &str) -> Option<&'a mut M
 
 type Resources = Option<BTreeMap<String, Quantity>>;
 
-/// Returns the resources of the pod with their defaults (`pkg/apis/core/v1: defaultHugePagePodLimits`, `defaultPodRequests`).
+/// Returns the resources of the pod with their defaults (`pkg/apis/core/v1: defaultHugePagePodLimits`,
+/// `defaultPodRequests`).
 fn pod_resources(pod: &Pod, own: &ResourceRequirements) -> Value {
     let mut all = serde_json::to_value(own).unwrap_or_default();
     let taken = |all: &Value, key: &str| all.get(key).and_then(Value::as_object).cloned().unwrap_or_default();
@@ -220,7 +222,8 @@ fn sums(pod: &Pod, select: impl Fn(&ResourceRequirements) -> &Resources) -> BTre
 /// A sum of quantities; `None` if nothing was added.
 type Total = Option<Result<GoQuantity, NoQuantity>>;
 
-/// Quantities of a resource in the order in which they are added. The sum is that so far, so that no text is parsed again.
+/// Quantities of a resource in the order in which they are added. The sum is that so far, so that no text is
+/// parsed again.
 #[derive(Default)]
 struct Added {
     texts: Vec<String>,

@@ -1,7 +1,7 @@
 //! The fields of a `resource.Quantity`, which a dump shows (`apimachinery/pkg/api/resource: Quantity`).
 //!
-//! A quantity is a 64-bit integer with a decimal scale, or else a decimal number of any size. It may have its text. Which of them it has
-//! depends on how it was written and computed, not only on its value.
+//! A quantity is a 64-bit integer with a decimal scale, or else a decimal number of any size. It may have its
+//! text. Which of them it has depends on how it was written and computed, not only on its value.
 
 use std::fmt::Write;
 
@@ -105,7 +105,8 @@ impl GoQuantity {
         Ok(self)
     }
 
-    /// Returns the sum of parsed quantities (`apimachinery/pkg/api/resource: Add`). A single one keeps its text.
+    /// Returns the sum of parsed quantities (`apimachinery/pkg/api/resource: Add`). A single one keeps its
+    /// text.
     pub(super) fn sum<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, NoQuantity> {
         let mut parsed = texts.into_iter().map(Self::parse);
         let first = parsed.next().ok_or(NoQuantity)??;

@@ -1,4 +1,5 @@
-//! Compares with UIDs and dumps that a kubelet has computed. `services/pod-sync/cluster/sources/recordings/README.md` says how they were made.
+//! Compares with UIDs and dumps that a kubelet has computed.
+//! `services/pod-sync/cluster/sources/recordings/README.md` says how they were made.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,9 @@
 //! The internal types that a pod consists of, as data.
 //!
-//! Facts about Go types: the name of each struct as `reflect` prints it, and its fields in order, each with its JSON key and its Go type.
-//! A key that is empty is that of an embedded struct, whose fields are keys of the same object. 1.35 and 1.36 have the order of
-//! `pkg/apis/core: Pod` of these releases. From 1.37 the internal types have the memory layout of the types in `k8s.io/api/core/v1`.
+//! Facts about Go types: the name of each struct as `reflect` prints it, and its fields in order, each with
+//! its JSON key and its Go type. A key that is empty is that of an embedded struct, whose fields are keys of
+//! the same object. 1.35 and 1.36 have the order of `pkg/apis/core: Pod` of these releases. From 1.37 the
+//! internal types have the memory layout of the types in `k8s.io/api/core/v1`.
 
 use super::layout::KubeletVersion::{self, V1_35, V1_36, V1_37};
 use super::layout::{Structure, field, structure};

@@ -198,7 +198,8 @@ const SIGNALS: &str = "SIGABRT SIGALRM SIGBUS SIGCHLD SIGCLD SIGCONT SIGFPE SIGH
     SIGPIPE SIGPOLL SIGPROF SIGPWR SIGQUIT SIGSEGV SIGSTKFLT SIGSTOP SIGSYS SIGTERM SIGTRAP SIGTSTP SIGTTIN SIGTTOU \
     SIGURG SIGUSR1 SIGUSR2 SIGVTALRM SIGWINCH SIGXCPU SIGXFSZ SIGRTMIN SIGRTMAX";
 
-/// Returns whether a Linux container may have this stop signal: a signal name, SIGRTMIN+1 to +15, or SIGRTMAX-1 to -14.
+/// Returns whether a Linux container may have this stop signal: a signal name, SIGRTMIN+1 to +15, or
+/// SIGRTMAX-1 to -14.
 pub(super) fn is_signal(text: &str) -> bool {
     let is_number = |number: &str, most: u8| {
         !number.starts_with(['0', '+']) && number.parse::<u8>().is_ok_and(|n| (1..=most).contains(&n))

@@ -216,7 +216,8 @@ fn settings() -> EvictionSettings {
     }
 }
 
-/// Held while a loop runs, since all loops of the process share its metrics. A test that compares metrics holds it all the time.
+/// Held while a loop runs, since all loops of the process share its metrics. A test that compares metrics
+/// holds it all the time.
 pub(super) static METRICS: ReentrantMutex<()> = ReentrantMutex::new(());
 
 async fn runs(disk: &Arc<Disk>, seconds: u64) -> watch::Receiver<BTreeSet<PressureCondition>> {

@@ -1,8 +1,8 @@
 //! Matches one label of a registry's host against a pattern, like Go's `filepath.Match`.
 //!
-//! Users control both sides: the pattern in a pull secret, and the text in an image name. Matching is not recursive and takes
-//! at most t² comparisons for a text of t characters. A registry's host has at most 255 characters, so the cost is linear in
-//! the length of the pattern.
+//! Users control both sides: the pattern in a pull secret, and the text in an image name. Matching is not
+//! recursive and takes at most t² comparisons for a text of t characters. A registry's host has at most 255
+//! characters, so the cost is linear in the length of the pattern.
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Element {
@@ -41,7 +41,8 @@ pub(super) fn matches(pattern: &str, text: &str) -> bool {
     let Some(pattern) = parse(pattern) else { return false };
     let text: Vec<char> = text.chars().collect();
     let (mut at, mut next) = (0_usize, 0_usize);
-    // The element after the last star, and the character from which the elements after that star are compared.
+    // The element after the last star, and the character from which the elements after that star are
+    // compared.
     let mut last_star: Option<(usize, usize)> = None;
     loop {
         match (pattern.get(at), text.get(next)) {
@@ -56,7 +57,8 @@ pub(super) fn matches(pattern: &str, text: &str) -> bool {
             }
             // The elements do not match the rest of the text, however much the last star takes.
             (Some(_), None) => return false,
-            // Only the last star needs to take more: an earlier one taking more would only move this position to the right.
+            // Only the last star needs to take more: an earlier one taking more would only move this position
+            // to the right.
             (Some(_) | None, Some(_)) => {
                 let Some((behind, tried)) = &mut last_star else { return false };
                 *tried = tried.saturating_add(1);

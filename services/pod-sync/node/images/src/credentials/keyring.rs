@@ -20,7 +20,8 @@ pub struct Credential {
 }
 
 impl Credential {
-    /// Returns the SHA-256 of the credentials in hex, as in the kubelet's pull records (`pkg/credentialprovider: hashAuthConfig`).
+    /// Returns the SHA-256 of the credentials in hex, as in the kubelet's pull records
+    /// (`pkg/credentialprovider: hashAuthConfig`).
     #[must_use]
     pub fn hash(&self) -> String {
         let text = |t: &str| serde_json::Value::from(t).to_string();
@@ -115,7 +116,8 @@ fn decode(auth: &str) -> Option<Credential> {
     Some(Credential { username: username.to_owned(), password: password.to_owned() })
 }
 
-/// Credentials, or other values with such keys, looked up by image (`pkg/credentialprovider: BasicDockerKeyring`).
+/// Credentials, or other values with such keys, looked up by image
+/// (`pkg/credentialprovider: BasicDockerKeyring`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Keyring<T = Credential> {
     // More specific keys first.
@@ -132,7 +134,8 @@ impl<T: Clone> Keyring<T> {
         Self { by_key: by_key.into_iter().rev().collect() }
     }
 
-    /// Returns the credentials for `repository` (see [`image_name::repository`](pod_sync_node_decisions::image_name::repository)), best match first.
+    /// Returns the credentials for `repository` (see
+    /// [`image_name::repository`](pod_sync_node_decisions::image_name::repository)), best match first.
     #[must_use]
     pub fn lookup(&self, repository: &str) -> Vec<T> {
         let matching: Vec<T> = self
@@ -157,9 +160,9 @@ fn normal_key(key: &str) -> String {
     if path == "/" { host.to_owned() } else { format!("{host}{path}") }
 }
 
-/// Returns whether credentials with a key or pattern (`*.example.com:5000/team`) apply to a repository: the ports are equal, the
-/// hosts have the same number of labels, each label matches its pattern, and the repository's path begins with the key's
-/// (`pkg/credentialprovider: URLsMatch`).
+/// Returns whether credentials with a key or pattern (`*.example.com:5000/team`) apply to a repository: the
+/// ports are equal, the hosts have the same number of labels, each label matches its pattern, and the
+/// repository's path begins with the key's (`pkg/credentialprovider: URLsMatch`).
 #[must_use]
 pub fn matches(key: &str, repository: &str) -> bool {
     let split = |text: &str| -> (Vec<String>, String, String) {

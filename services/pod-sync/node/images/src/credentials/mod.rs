@@ -1,5 +1,5 @@
-//! Credentials for image pulls: the pod's secrets, files of the node, and credential provider plugins, in this order
-//! (`pkg/credentialprovider: DockerKeyring`).
+//! Credentials for image pulls: the pod's secrets, files of the node, and credential provider plugins, in
+//! this order (`pkg/credentialprovider: DockerKeyring`).
 
 mod glob;
 pub mod keyring;

@@ -1,4 +1,5 @@
-//! Credentials of the node, from Docker configuration files (`pkg/credentialprovider: ReadDockerConfigJSONFile`).
+//! Credentials of the node, from Docker configuration files
+//! (`pkg/credentialprovider: ReadDockerConfigJSONFile`).
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -81,7 +81,8 @@ fn a_claim_has_one_operation_at_a_time() {
     assert_eq!(prepare(&mut inventory, "r", &b), "x:b");
     inventory.finish_prepare(&a, true);
     assert_eq!(start(Ok(inventory.begin_unprepare("p"))), "x:a");
-    // A pod waits while the claim is unprepared (kubernetes/kubernetes#140527), also if the claim is another one with its name.
+    // A pod waits while the claim is unprepared (kubernetes/kubernetes#140527), also if the claim is another
+    // one with its name.
     assert_eq!(start(inventory.begin_prepare("q", &both)), "busy ns/a");
     assert_eq!(start(inventory.begin_prepare("q", &[claim("a", "9", "x")])), "busy ns/a");
     inventory.finish_unprepare("p", &BTreeSet::new());
@@ -138,7 +139,8 @@ fn a_restored_claim_is_prepared_again_and_its_devices_are_known_before() {
     assert_eq!(inventory.in_use()["x"], 1);
     let requests = BTreeMap::from([("a".to_owned(), vec![String::new()])]);
     assert_eq!(inventory.cdi_devices("p", "ns", &requests), Ok(vec!["x/d=1".to_owned()]));
-    // The claim was allocated again meanwhile: the earlier driver is recorded until the end, and the new one is called.
+    // The claim was allocated again meanwhile: the earlier driver is recorded until the end, and the new one
+    // is called.
     assert_eq!(prepare(&mut inventory, "q", &[claim("a", "1", "y")]), "y:a");
     assert_ne!(inventory.begin_unprepare("p"), OperationStart::Busy(key("a")));
     assert_eq!(start(Ok(inventory.begin_unprepare("q"))), "x:a y:a");

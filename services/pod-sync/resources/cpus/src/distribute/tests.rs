@@ -54,7 +54,8 @@ fn the_topology_managers_number_of_nodes_is_used_where_it_can_be() {
 
 #[test]
 fn one_socket_is_used_with_align_by_socket() {
-    // kubernetes/kubernetes#114642 and #141237: nodes 0 and 1 are on the first socket, and one of them is in use.
+    // kubernetes/kubernetes#114642 and #141237: nodes 0 and 1 are on the first socket, and one of them is in
+    // use.
     let topology = machine(FOUR_NODES);
     let free = "1-15,17-31";
     let unaligned = taken(&topology, free, 12, distribution(1));
@@ -69,8 +70,8 @@ fn one_socket_is_used_with_align_by_socket() {
 
 #[test]
 fn a_remainder_that_fits_no_whole_core_does_not_hang() {
-    // kubernetes/kubernetes#140730: three CPUs are left on each of two nodes, so that a group fits once on each, not one and a half
-    // times.
+    // kubernetes/kubernetes#140730: three CPUs are left on each of two nodes, so that a group fits once on
+    // each, not one and a half times.
     let topology = machine(FOUR_NODES);
     for free in
         ["0-2,4-6,8-11,12-13,24-27,28", "0,4,8,12,16,20,24,28,1-3,17-18", "0-2,16,4-6,20-21,8-9,24,12,28"]
@@ -84,8 +85,8 @@ fn a_remainder_that_fits_no_whole_core_does_not_hang() {
 
 #[test]
 fn the_best_nodes_of_many_are_not_overwritten_by_later_ones() {
-    // The kubelet keeps a set of four or more nodes in memory that it writes the next set to, and fails with "accounting error" or
-    // gives CPUs of other nodes than it selected.
+    // The kubelet keeps a set of four or more nodes in memory that it writes the next set to, and fails with
+    // "accounting error" or gives CPUs of other nodes than it selected.
     let topology = machine(EIGHT_NODES);
     assert_eq!(taken(&topology, "0-31", 16, distribution(1)), [4, 4, 4, 4, 0, 0, 0, 0]);
     assert_eq!(taken(&topology, "0-15,16,20,24,28", 14, distribution(1)), [4, 4, 3, 3, 0, 0, 0, 0]);

@@ -197,8 +197,8 @@ fn owners(manager: &CpuManager, requests: &PodCpuRequests) -> BTreeMap<u32, Vec<
 }
 
 proptest! {
-    // Histories of whole pods and of containers: each CPU of the machine is shared, or of one pod, and of the pod's CPUs each has one
-    // exclusive container or those without a request.
+    // Histories of whole pods and of containers: each CPU of the machine is shared, or of one pod, and of the
+    // pod's CPUs each has one exclusive container or those without a request.
     #[test]
     fn each_cpu_of_a_pod_is_of_one_container_or_of_its_pool(
         steps in prop::collection::vec((0_u8..3, 0_u8..4, 0_usize..9, 0_usize..4, 0_usize..4, 0_usize..4), 1..25),

@@ -74,7 +74,8 @@ fn init_containers_leave_their_cpus_to_later_containers_of_their_pod() {
     assert_eq!(held(&manager, "p", "i"), "1-2,5-6");
     assert_eq!(held(&manager, "p", "s"), "1,5");
     assert_eq!(held(&manager, "p", "main"), "2,6");
-    // The CPUs of the sidecar were not left for the main container, and those of this pod are not left for another one.
+    // The CPUs of the sidecar were not left for the main container, and those of this pod are not left for
+    // another one.
     admit(&mut manager, &pod("q", "main=2")).unwrap();
     assert_eq!(held(&manager, "q", "main"), "3,7");
     assert_eq!(manager.assignments().shared, cpus("0,4"));
@@ -196,7 +197,8 @@ fn the_shared_cpus_are_never_taken_from_a_container_without_others() {
 }
 
 proptest! {
-    // A history of admissions and ends: no CPU is exclusive twice, none is lost, and a restart changes nothing.
+    // A history of admissions and ends: no CPU is exclusive twice, none is lost, and a restart changes
+    // nothing.
     #[test]
     fn no_cpu_is_given_twice_and_none_is_lost(
         steps in prop::collection::vec((0_u8..5, 0_u8..4, 1_usize..6, 0_usize..6, any::<bool>()), 1..30),

@@ -80,7 +80,8 @@ impl Devices {
         Some((resource, until))
     }
 
-    // Allocates for all containers of a pod that is admitted, or for one container of a pod that was admitted.
+    // Allocates for all containers of a pod that is admitted, or for one container of a pod that was
+    // admitted.
     pub(super) async fn allocate_all(
         &self,
         uid: &PodUid,
@@ -167,7 +168,8 @@ impl Devices {
                         CallEnd::Failed(error) => {
                             return Err(self.shared.call_failed(resource, error, DeviceError::Allocate));
                         }
-                        // The plugin may register again: the pod waits, or gets devices of the next registration.
+                        // The plugin may register again: the pod waits, or gets devices of the next
+                        // registration.
                         CallEnd::PluginEnded => {}
                         CallEnd::Cancelled => return Ok(AllocationEnd::Cancelled),
                     }

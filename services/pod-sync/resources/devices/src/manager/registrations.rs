@@ -128,7 +128,8 @@ impl Shared {
     }
 }
 
-/// Returns the devices of a list that can be used, and the first problem. The last of two devices with one ID counts.
+/// Returns the devices of a list that can be used, and the first problem. The last of two devices with one ID
+/// counts.
 fn usable_devices(list: ListAndWatchResponse) -> (BTreeMap<DeviceId, Device>, Option<String>) {
     let mut devices = BTreeMap::new();
     let mut problem = None;

@@ -252,7 +252,8 @@ fn assignments_that_do_not_fit_the_machine_are_refused() {
     assert!(new(unused(2), tables, &elsewhere).unwrap_err().ends_with("does not exist: hugepages-1Gi"));
 }
 
-/// A history that the policy of kubelet 1.36 went through, on a machine whose nodes each have 8 units of memory and one of pages.
+/// A history that the policy of kubelet 1.36 went through, on a machine whose nodes each have 8 units of
+/// memory and one of pages.
 #[derive(Debug, Deserialize)]
 struct RecordedHistory {
     nodes: u64,
@@ -369,8 +370,8 @@ fn slow_free(count: u64, assignments: &MemoryAssignments, of_group: NumaNodes, k
 }
 
 proptest! {
-    // A history of admissions, starts and ends. No memory is given twice, none is lost, no node is in two groups, and a restart
-    // changes nothing.
+    // A history of admissions, starts and ends. No memory is given twice, none is lost, no node is in two
+    // groups, and a restart changes nothing.
     #[test]
     fn the_free_memory_is_what_no_container_has(
         steps in prop::collection::vec((0_u8..8, 0_u8..4, 0_u64..9, 1_u64..20, 0_u64..2, any::<bool>()), 1..30),

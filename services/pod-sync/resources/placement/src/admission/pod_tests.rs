@@ -178,8 +178,8 @@ fn allocations_and_alignments_are_counted_as_in_the_kubelet() {
     };
     let none = |_: &mut PlacementSettings| {};
     type Change<'a> = &'a dyn Fn(&mut PlacementSettings);
-    // Topology policy and scope, CPU options, pod, CPUs and memory that are requested, and: aligned, not aligned, allocations, errors,
-    // assignments.
+    // Topology policy and scope, CPU options, pod, CPUs and memory that are requested, and: aligned, not
+    // aligned, allocations, errors, assignments.
     type Row<'a> = (&'a str, &'a str, Change<'a>, &'a Pod, [u64; 2], [&'a str; 5]);
     let rows: [Row<'_>; 7] = [
         (

@@ -31,7 +31,8 @@ fn policy(name: PolicyName, prefer_closest: bool, machine: &Machine) -> Topology
         .unwrap()
 }
 
-/// Parses hints: `-` for any nodes, else words of node numbers, with `!` if preferred. `*` is a hint without nodes.
+/// Parses hints: `-` for any nodes, else words of node numbers, with `!` if preferred. `*` is a hint without
+/// nodes.
 fn hints(text: &str) -> Hints {
     if text == "-" {
         return Hints::AnyNodes;
@@ -76,7 +77,8 @@ fn hints_are_merged_as_in_the_kubelet() {
         // Equal nodes are preferred, an intersection is not.
         (4, &["01! 12!", "12! 23!"], ["1-2!", "1-2!", "* rejected"]),
         (4, &["012!", "123!"], ["1-2", "1-2 rejected", "* rejected"]),
-        // Without preferred hints the number of nodes comes near to what the widest resource needs, from below.
+        // Without preferred hints the number of nodes comes near to what the widest resource needs, from
+        // below.
         (4, &["0 1 01 12", "01 12 0123"], ["0-1", "0-1 rejected", "* rejected"]),
         (4, &["0 1 2 3", "01 23"], ["0", "0 rejected", "* rejected"]),
         (4, &["0123", "0 12"], ["1-2", "1-2 rejected", "* rejected"]),

@@ -1,4 +1,5 @@
-//! Changes `/etc/projects` and `/etc/projid` under the locks of both, as the kubelet and `xfs_quota` users expect them.
+//! Changes `/etc/projects` and `/etc/projid` under the locks of both, as the kubelet and `xfs_quota` users
+//! expect them.
 
 use std::fs::File;
 use std::io::{self, Read as _};

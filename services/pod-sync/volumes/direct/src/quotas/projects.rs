@@ -1,4 +1,5 @@
-//! The lines of `/etc/projects` and `/etc/projid`: directories and names of project IDs (`pkg/volume/util/fsquota: projectsList`).
+//! The lines of `/etc/projects` and `/etc/projid`: directories and names of project IDs
+//! (`pkg/volume/util/fsquota: projectsList`).
 //!
 //! Lines of other programs and lines that cannot be parsed are kept.
 
@@ -36,8 +37,8 @@ impl Projects {
         self.directories.iter().filter_map(|line| directory(line)).find(|(_, d)| *d == dir).map(|(id, _)| id)
     }
 
-    /// Assigns a project to a directory that has none: the first ID that is neither listed nor `is_used` on the file system. Returns `None`
-    /// if there is none within the number of tries.
+    /// Assigns a project to a directory that has none: the first ID that is neither listed nor `is_used` on
+    /// the file system. Returns `None` if there is none within the number of tries.
     pub(super) fn assign(&mut self, dir: &Path, mut is_used: impl FnMut(u32) -> bool) -> Option<u32> {
         let of_directories = self.directories.iter().filter_map(|line| directory(line)).map(|(id, _)| id);
         let of_names = self.names.iter().filter_map(|line| name(line)).map(|(_, id)| id);
@@ -51,7 +52,8 @@ impl Projects {
         Some(id)
     }
 
-    /// Removes the directories that `is_gone`, and the names of their projects. Returns whether there was one.
+    /// Removes the directories that `is_gone`, and the names of their projects. Returns whether there was
+    /// one.
     pub(super) fn remove(&mut self, is_gone: impl Fn(&Path) -> bool) -> bool {
         let before = self.directories.len();
         let mut removed = BTreeSet::new();

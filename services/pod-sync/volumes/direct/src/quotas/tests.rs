@@ -191,7 +191,8 @@ fn the_mount_of_a_path_is_the_deepest_one() {
     assert_eq!(mount_of("", Path::new("/var")), None);
 }
 
-/// Needs root, `xfs_quota`, and a directory on a file system that counts projects: `QUINTLET_QUOTA_DIR`. `make vm` runs it.
+/// Needs root, `xfs_quota`, and a directory on a file system that counts projects: `QUINTLET_QUOTA_DIR`.
+/// `make vm` runs it.
 #[test]
 #[ignore = "needs QUINTLET_QUOTA_DIR on a file system with project quotas"]
 fn a_real_file_system_counts_files_that_were_deleted_and_are_open() {

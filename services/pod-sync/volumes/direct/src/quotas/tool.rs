@@ -1,4 +1,5 @@
-//! Runs `xfs_quota` and `lsattr`, as the kubelet does: both work for ext4, too (`pkg/volume/util/fsquota/common`).
+//! Runs `xfs_quota` and `lsattr`, as the kubelet does: both work for ext4, too
+//! (`pkg/volume/util/fsquota/common`).
 
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
@@ -80,8 +81,8 @@ fn parse_project(output: &str) -> Option<u32> {
     output.split_whitespace().next()?.parse().ok()
 }
 
-/// Parses the second word, `/dev/vdb 102400 0 0 00 [--------] /pods`. A long name of a device has a line of its own. xfs prints nothing for
-/// a project without files.
+/// Parses the second word, `/dev/vdb 102400 0 0 00 [--------] /pods`. A long name of a device has a line of
+/// its own. xfs prints nothing for a project without files.
 fn parse_number(output: &str) -> Option<u64> {
     let mut words = output.split_whitespace();
     if words.next().is_none() { Some(0) } else { words.next()?.parse().ok() }

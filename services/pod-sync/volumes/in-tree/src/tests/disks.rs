@@ -1,4 +1,5 @@
-//! Disks with a fake iscsiadm, and with directories in place of `/dev` and `/sys`. The devices are loop devices.
+//! Disks with a fake iscsiadm, and with directories in place of `/dev` and `/sys`. The devices are loop
+//! devices.
 
 use std::os::unix::fs::symlink;
 
@@ -11,8 +12,9 @@ use crate::fc::FcSource;
 use crate::host::{Host, Limits};
 use crate::iscsi::{Chap, IscsiSource};
 
-/// A target with the portals `10.0.0.1:3260` and `10.0.0.2:3260`. A login makes a session and the links of its LUNs, a logout removes
-/// both. Files in `$BASE` change what happens: `fail-<operation>`, `hang-<operation>`.
+/// A target with the portals `10.0.0.1:3260` and `10.0.0.2:3260`. A login makes a session and the links of
+/// its LUNs, a logout removes both. Files in `$BASE` change what happens: `fail-<operation>`,
+/// `hang-<operation>`.
 const ISCSIADM: &str = r#"#!/bin/sh
 cd BASE
 echo "$*" >> calls

@@ -1,9 +1,10 @@
-//! Checks the invariants of ARCHITECTURE.md, by their numbers there, from inputs and effects only, independently of the
-//! transition function.
+//! Checks the invariants of ARCHITECTURE.md, by their numbers there, from inputs and effects only,
+//! independently of the transition function.
 //!
-//! 4, 8 and 11 hold by construction: no effect opens a socket or writes an object, no input has a credential or the readiness
-//! of a service. Here it is only checked that effects concern known pods. 2 is checked in `mutants`. 7 is enforced by clippy's
-//! disallowed methods; here it is checked that one input gives one result.
+//! 4, 8 and 11 hold by construction: no effect opens a socket or writes an object, no input has a credential
+//! or the readiness of a service. Here it is only checked that effects concern known pods. 2 is checked in
+//! `mutants`. 7 is enforced by clippy's disallowed methods; here it is checked that one input gives one
+//! result.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

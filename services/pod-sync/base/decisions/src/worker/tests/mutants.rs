@@ -1,4 +1,5 @@
-//! Every history passes with the real conditions. Each wrong condition is detected by the invariant that it violates.
+//! Every history passes with the real conditions. Each wrong condition is detected by the invariant that it
+//! violates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -219,7 +220,8 @@ fn play_inspections(history: &[Seen]) -> Option<String> {
             }
             Seen::Inspects(ago) => {
                 rev += 1;
-                // It may have begun before the last container was created. An older one than the current state is not applied.
+                // It may have begun before the last container was created. An older one than the current
+                // state is not applied.
                 let began = now.saturating_sub(Duration::from_secs(*ago));
                 if record.as_ref().is_none_or(|r| r.observed < began) {
                     record = Some(inspect(began, epoch, rev, if *ago > 0 { observed } else { made }));

@@ -146,7 +146,8 @@ fn a_reused_uid_starts_once_the_previous_pod_has_terminated() {
 fn the_predicates_are_as_the_kubelets() {
     type Ask = fn(&PodSyncStatuses, &PodUid) -> bool;
     let rows: [(&str, Ask, [bool; 7]); 7] = [
-        // An unknown pod before and after the sources are ready; then sync, termination requested, terminating, terminated, finished.
+        // An unknown pod before and after the sources are ready; then sync, termination requested,
+        // terminating, terminated, finished.
         (
             "known terminated",
             PodSyncStatuses::is_known_terminated,

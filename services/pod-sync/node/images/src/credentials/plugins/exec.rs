@@ -52,8 +52,8 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Runs the program with a request on stdin once one of [`RUNS`] slots is free. Returns its output and exit status. Dropping
-    /// the call kills the program.
+    /// Runs the program with a request on stdin once one of [`RUNS`] slots is free. Returns its output and
+    /// exit status. Dropping the call kills the program.
     async fn exchange(
         &self,
         request: String,
@@ -119,7 +119,8 @@ impl Program {
     }
 }
 
-/// Reads at most `most` bytes. With `drops` the rest is read and discarded, so that the writer is never blocked.
+/// Reads at most `most` bytes. With `drops` the rest is read and discarded, so that the writer is never
+/// blocked.
 async fn read(output: Option<impl AsyncRead + Unpin>, most: u64, drops: bool) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let Some(mut output) = output else { return Ok(bytes) };

@@ -1,4 +1,5 @@
-//! Exec credential providers: programs that return credentials for an image (`pkg/credentialprovider/plugin`).
+//! Exec credential providers: programs that return credentials for an image
+//! (`pkg/credentialprovider/plugin`).
 
 mod account;
 mod config;
@@ -41,7 +42,8 @@ struct Plugin {
 #[derive(Debug, Default)]
 struct State {
     cache: HashMap<String, Answer>,
-    /// Runs in flight, by account and registry: images of one registry share a run, and registries do not wait for each other.
+    /// Runs in flight, by account and registry: images of one registry share a run, and registries do not
+    /// wait for each other.
     in_flight: HashMap<String, watch::Receiver<Option<Outcome>>>,
 }
 
@@ -113,8 +115,8 @@ impl Plugins {
         all.filter_map(|(place, p)| Some((place, p.program.config.token_attributes.as_ref()?)))
     }
 
-    /// Returns the credentials of all plugins for a repository, each with the service account that it was issued for. A plugin that
-    /// fails is logged and returns none.
+    /// Returns the credentials of all plugins for a repository, each with the service account that it was
+    /// issued for. A plugin that fails is logged and returns none.
     pub async fn lookup(
         &self,
         image: &str,
@@ -148,8 +150,8 @@ impl Plugins {
         out
     }
 
-    /// Returns the plugin's response for an image: from the cache, from a run in flight, or from a new run. Dropping the call does
-    /// not end the run.
+    /// Returns the plugin's response for an image: from the cache, from a run in flight, or from a new run.
+    /// Dropping the call does not end the run.
     async fn ask(
         &self,
         plugin: &Arc<Plugin>,
@@ -204,7 +206,8 @@ impl Plugin {
         Ok(Self { program, default_cache, state: Mutex::default() })
     }
 
-    /// Returns the cached response, or else the run in flight for this account and registry, which is started if there is none.
+    /// Returns the cached response, or else the run in flight for this account and registry, which is started
+    /// if there is none.
     fn known_or_run(
         self: &Arc<Self>,
         image: &str,
