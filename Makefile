@@ -24,7 +24,7 @@ ifeq ($(TEST),test)
 export RUST_TEST_THREADS ?= 1
 endif
 
-.PHONY: all install build quick pgo dist test-dist check check-files test soak flaky fuzz test-skew test-chart conformance test-runtimes histories vm bench bench-scale profile profile-heap run
+.PHONY: all install build quick pgo dist test-dist check check-files test soak flaky fuzz test-skew test-chart test-takeover conformance test-runtimes histories vm bench bench-scale profile profile-heap run
 
 all: build
 
@@ -126,6 +126,12 @@ test-skew: install
 test-chart: quick
 	scripts/install.sh test
 	$(STEP) "chart in a cluster" env BIN_DIR=$(QUICK_BIN_DIR) KUBERNETES=$(KUBERNETES) scripts/with-helm.sh tests/cluster/chart.sh
+
+# Exchanges the agent of a node with pods of many kinds, from a kubelet to Quintlet and back, twice. KUBERNETES is as for test-chart. Needs root.
+test-takeover: quick
+	scripts/install.sh test
+	env $(LINTED) $(CARGO) build --workspace --all-targets --locked
+	$(STEP) "take-over" env BIN_DIR=$(QUICK_BIN_DIR) KUBERNETES=$(KUBERNETES) tests/cluster/takeover.sh
 
 # Runs the upstream NodeConformance specs on a node of this machine (docs/conformance.md). KUBERNETES has e2e.test, ginkgo and agnhost, too. Needs root.
 conformance: quick

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::Args;
 use crate::policy::Socket;
-use crate::serve::{CONNECTIONS, Config, Proxy};
+use crate::serve::{Config, Proxy, connection_limit};
 use crate::{budget, hints};
 
 /// Runs cri-proxy as its own process. Exits with 64 on a usage error.
@@ -37,7 +37,7 @@ async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
         uids: args.allow_uid.iter().map(|allowed| (allowed.socket, allowed.uid)).collect(),
         pod_logs_dir: args.pod_logs_dir,
         byte_limit: budget::limit,
-        connections: CONNECTIONS,
+        connections: connection_limit,
         hint_capacity: hints::CAPACITY,
         clock: Clock::system(),
         grant_key: paths.grant_key(),

@@ -42,9 +42,11 @@ use crate::upstream::Upstream;
 
 /// Maximum number of concurrent calls on a connection: 8 for each of 500 pods. Clients queue further calls.
 const MAX_STREAMS: u32 = 4096;
-/// Maximum number of connections per socket. A client has one for its calls, and one per health or metrics
+/// Maximum number of connections of a socket. A client has one for its calls, and one per health or metrics
 /// request.
-pub const CONNECTIONS: usize = 64;
+const CONNECTIONS: usize = 64;
+/// Maximum number of connections of root's own tools. critest opens one per spec and closes none.
+const ADMIN_CONNECTIONS: usize = 512;
 /// Mode of the sockets. Access is restricted by the mode of each directory and by the list of users.
 const SOCKET_MODE: u32 = 0o660;
 /// Maximum size of a call's headers.
@@ -53,6 +55,15 @@ const MAX_HEADERS: u32 = 256 << 10;
 const GRACE: Duration = Duration::from_secs(5);
 /// Time limit for callers to read the last frames of streams.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// Returns the maximum number of connections of a socket.
+#[must_use]
+pub fn connection_limit(socket: Socket) -> usize {
+    match socket {
+        Socket::Admin => ADMIN_CONNECTIONS,
+        Socket::Sync | Socket::Read | Socket::NodeApi | Socket::Probe => CONNECTIONS,
+    }
+}
 
 /// Configuration of the proxy.
 #[derive(Debug, Clone)]
@@ -73,8 +84,8 @@ pub struct Config {
     pub pod_logs_dir: PathBuf,
     /// Byte limit of a socket; [`crate::budget::limit`] except in tests.
     pub byte_limit: fn(Socket) -> usize,
-    /// Connection limit of a socket; [`CONNECTIONS`] except in tests.
-    pub connections: usize,
+    /// Connection limit of a socket; [`connection_limit`] except in tests.
+    pub connections: fn(Socket) -> usize,
     /// Lag limit of a subscriber; [`crate::hints::CAPACITY`] except in tests.
     pub hint_capacity: usize,
     pub clock: Clock,
@@ -177,7 +188,7 @@ impl Proxy {
                 routes: routes.prepare(),
                 forwarder: self.forwarder.clone(),
                 peers: Arc::new(PeerPolicy::root_and_self().and(&of_socket)),
-                connection_slots: Arc::new(Semaphore::new(self.config.connections)),
+                connection_slots: Arc::new(Semaphore::new((self.config.connections)(socket))),
                 metrics: self.metrics.clone(),
                 tasks: tasks.clone(),
                 close_connections: close_connections.clone(),

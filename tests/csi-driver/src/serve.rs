@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Parser;
+use quintlet_kit::socket::{PeerPolicy, incoming};
 use quintlet_plugin_api::csi::identity_server::IdentityServer;
 use quintlet_plugin_api::csi::node_server::NodeServer;
 use quintlet_plugin_api::csi::node_service_capability::rpc::Type;
@@ -11,7 +12,6 @@ use quintlet_plugin_api::csi::{NodeGetInfoResponse, Topology};
 use quintlet_plugin_api::registration::PluginInfo;
 use quintlet_plugin_api::registration::registration_server::RegistrationServer;
 use tokio::net::UnixListener;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
 use crate::fault::Faults;
@@ -93,7 +93,7 @@ pub async fn serve(args: Args) -> anyhow::Result<()> {
     let csi = Server::builder()
         .add_service(IdentityServer::new(identity))
         .add_service(NodeServer::new(node))
-        .serve_with_incoming(UnixListenerStream::new(driver));
+        .serve_with_incoming(incoming(driver, PeerPolicy::Any));
     let registrar = Registrar {
         info: PluginInfo {
             r#type: args.kind,
@@ -107,7 +107,7 @@ pub async fn serve(args: Args) -> anyhow::Result<()> {
     let registry = bind(&args.root.join("plugins_registry").join(&args.registration))?;
     let registration = Server::builder()
         .add_service(RegistrationServer::new(registrar))
-        .serve_with_incoming(UnixListenerStream::new(registry));
+        .serve_with_incoming(incoming(registry, PeerPolicy::Any));
     tokio::try_join!(csi, registration)?;
     Ok(())
 }

@@ -15,13 +15,13 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use quintlet_kit::socket;
+use quintlet_kit::socket::{PeerPolicy, incoming};
 use quintlet_plugin_api::device_plugin as api;
 use quintlet_plugin_api::device_plugin::device_plugin_server::DevicePluginServer;
 use quintlet_plugin_api::device_plugin::registration_client::RegistrationClient;
 use quintlet_plugin_api::registration::registration_server::RegistrationServer;
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::Status;
 
 use crate::service::{PluginService, WatcherService};
@@ -57,7 +57,7 @@ impl TestPlugin {
                 let server = tonic::transport::Server::builder()
                     .add_service(DevicePluginServer::new(service))
                     .add_service(RegistrationServer::new(watcher))
-                    .serve_with_incoming(UnixListenerStream::new(listener));
+                    .serve_with_incoming(incoming(listener, PeerPolicy::Any));
                 // Dropping the runtime ends the calls in flight.
                 tokio::select! {
                     served = server => served.expect("the plugin serves"),

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use quintlet_kit::socket::{PeerPolicy, incoming};
 use quintlet_plugin_api::dra::v1 as api;
 use quintlet_plugin_api::dra::v1::dra_plugin_server::DraPluginServer;
 use quintlet_plugin_api::dra::v1beta1::dra_plugin_server::DraPluginServer as BetaServer;
@@ -25,7 +26,6 @@ use quintlet_plugin_api::dra_health::v1alpha1::dra_resource_health_server::DraRe
 use quintlet_plugin_api::registration::registration_server::RegistrationServer;
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
-use tokio_stream::wrappers::UnixListenerStream;
 
 use crate::service::{BetaPluginService, HealthService, PluginService, WatcherService};
 use crate::state::DriverState;
@@ -74,7 +74,7 @@ impl TestDriver {
                     .add_service(DraResourceHealthServer::new(HealthService(state())))
                     .add_service(AlphaHealthServer::new(HealthService(state())))
                     .add_service(RegistrationServer::new(WatcherService(state())))
-                    .serve_with_incoming(UnixListenerStream::new(listener));
+                    .serve_with_incoming(incoming(listener, PeerPolicy::Any));
                 // Dropping the runtime ends the calls in flight.
                 tokio::select! {
                     served = server => served.expect("the driver serves"),

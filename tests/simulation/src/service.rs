@@ -216,7 +216,7 @@ async fn cri_proxy(places: &Places, stop: CancellationToken) {
         uids: Vec::new(),
         pod_logs_dir: places.dir("pod-logs"),
         byte_limit: cri_proxy::budget::limit,
-        connections: cri_proxy::serve::CONNECTIONS,
+        connections: cri_proxy::serve::connection_limit,
         hint_capacity: cri_proxy::hints::CAPACITY,
         clock: Clock::system(),
         grant_key: paths.grant_key(),

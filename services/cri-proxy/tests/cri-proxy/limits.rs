@@ -181,7 +181,7 @@ async fn calls_of_one_socket_are_limited_in_bytes_and_other_sockets_continue() {
 
 #[tokio::test]
 async fn connections_of_a_socket_are_limited_and_a_closed_one_frees_its_slot() {
-    let bench = Bench::changed("fake", "1", 64, Clock::system(), |config| config.connections = 2).await;
+    let bench = Bench::changed("fake", "1", 64, Clock::system(), |config| config.connections = |_| 2).await;
     bench.script.on(STATUS, [good(&v1::ContainerStatusResponse::default())]);
     let call = async |socket| {
         let meta = headers(&[("content-type", "application/grpc"), ("te", "trailers")]);

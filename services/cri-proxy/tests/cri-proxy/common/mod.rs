@@ -277,7 +277,7 @@ impl Bench {
             uids: Vec::new(),
             pod_logs_dir: dir.path().join("pod-logs"),
             byte_limit: cri_proxy::budget::limit,
-            connections: cri_proxy::serve::CONNECTIONS,
+            connections: cri_proxy::serve::connection_limit,
             hint_capacity,
             clock: clock.clone(),
             grant_key: dir.path().join("keys/grant.key"),

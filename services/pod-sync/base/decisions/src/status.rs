@@ -122,7 +122,7 @@ fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
     let computed = pod_phase(pod, &init, &regular, is_initialized, input.is_terminal);
     let (phase, reason, message) = phase_with_reason(input, old, computed);
     let list = conditions_of(input, old, &init, &regular, phase, triggered);
-    let (pod_ip, pod_ips) = addresses(input, old);
+    let (pod_ip, pod_ips) = addresses(input, old, phase);
     let requests = qos::pod_requests(pod);
     let resources = pod_resources(input, phase, &requests);
     let filled = |l: Vec<ContainerStatus>| Some(l).filter(|l| !l.is_empty());
@@ -266,7 +266,11 @@ fn conditions_of(
     list
 }
 
-fn addresses(input: &StatusInput<'_>, old: &PodStatus) -> (Option<String>, Option<Vec<PodIP>>) {
+fn addresses(
+    input: &StatusInput<'_>,
+    old: &PodStatus,
+    phase: PodPhase,
+) -> (Option<String>, Option<Vec<PodIP>>) {
     let host = &input.node.host_ips;
     let primary_v6 = host.first().is_some_and(IpAddr::is_ipv6);
     let one_per_family = |ips: &[IpAddr]| -> Vec<String> {
@@ -293,10 +297,12 @@ fn addresses(input: &StatusInput<'_>, old: &PodStatus) -> (Option<String>, Optio
         }
     } else if ips.is_empty() && input.runtime.active_sandbox().is_none() {
         // A stopped pod keeps its address: logs and endpoints are still looked up by it. An address that the
-        // API server has from before a reboot may belong to another pod now.
+        // API server has from before a reboot may belong to another pod now, and no one sends to the address
+        // of a pod with a terminal phase.
         let had_sandbox = !input.runtime.sandboxes.is_empty();
         if had_sandbox || input.is_terminal {
-            ips = input.old.map(ips_of).unwrap_or_default();
+            let known = input.old.or(input.pod.status.as_ref().filter(|_| phase.is_terminal()));
+            ips = known.map(ips_of).unwrap_or_default();
         }
     }
     let first = ips.first().cloned();

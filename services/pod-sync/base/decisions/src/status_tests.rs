@@ -285,6 +285,26 @@ fn a_stopped_pod_keeps_its_address_and_a_host_network_pod_has_the_nodes() {
 }
 
 #[test]
+fn the_address_of_a_finished_pod_is_that_of_the_api_server_when_another_agent_made_it() {
+    let stopped = |code| {
+        RuntimeBuilder::ready().exited("c", code).edit_sandbox(|s| {
+            s.state = SandboxState::NotReady;
+            s.ips.clear();
+        })
+    };
+    // The phase in the API server, the restart policy, the exit code, and whether the address stays.
+    let cases =
+        [("Succeeded", "Never", 0, true), ("Failed", "Never", 1, true), ("Running", "Never", 0, true)];
+    for (phase, policy, code, stays) in cases.into_iter().chain([("Running", "Always", 0, false)]) {
+        let mut w = World::new(one(policy), stopped(code));
+        let status = json!({"phase": phase, "podIP": "10.0.0.5", "podIPs": [{"ip": "10.0.0.5"}]});
+        w.pod.status = Some(serde_json::from_value(status).unwrap());
+        let ip = w.at(None, 1).pod_ip;
+        assert_eq!(ip.as_deref(), stays.then_some("10.0.0.5"), "{phase} {policy}");
+    }
+}
+
+#[test]
 fn a_deleted_pod_gets_its_phase_from_exit_codes_and_a_static_pod_keeps_its_phase() {
     let mut w = World::new(one("Always"), RuntimeBuilder::ready().exited("c", 0));
     w.is_terminal = true;

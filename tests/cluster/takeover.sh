@@ -1,0 +1,174 @@
+#!/bin/sh
+# Exchanges the agent of a node with pods of many kinds: kubelet, Quintlet, kubelet, Quintlet, kubelet. Fails if a pod changes by it, if a container is
+# created, or if what the kubelet made is not removed by Quintlet at the end. Not part of `make test`, since it needs programs of Kubernetes:
+#
+#   KUBERNETES=DIR  a folder with etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet and kubectl
+#   BIN_DIR=DIR     directory of the built services (target/quick)
+#   CSI_DRIVER=FILE the CSI driver of the tests (target/debug/csi-driver)
+#   WORK=DIR        a folder for all files, which is left in place (default: a temporary one)
+#
+# Needs root, openssl, containerd, CNI plugins, busybox-static, bash, curl and cc. It runs in network and mount namespaces of its own.
+set -eu
+
+[ "${QUINTLET_CLUSTER_INSIDE:-}" = yes ] || QUINTLET_CLUSTER_INSIDE=yes exec unshare --mount --net --propagation private "$0" "$@"
+
+repo=$(cd "$(dirname "$0")/../.." && pwd)
+kubernetes=$(cd "${KUBERNETES:?a folder with the programs of Kubernetes}" && pwd)
+bin_dir=${BIN_DIR:-$repo/target/quick}
+driver=${CSI_DRIVER:-$repo/target/debug/csi-driver}
+work=${WORK:-$(mktemp -d /tmp/quintlet-takeover.XXXXXX)}
+address=10.99.0.2
+cgroup=quintlet-takeover-$$
+mkdir -p "$work"
+chmod 0755 "$work"
+. "$repo/tests/cluster/control-plane.sh"
+. "$repo/tests/cluster/machine.sh"
+. "$repo/tests/cluster/host-node.sh"
+. "$repo/tests/cluster/images.sh"
+for tool in openssl containerd busybox bash curl cc; do
+    command -v $tool > /dev/null || { say "$tool is needed"; exit 1; }
+done
+
+clean() {
+    trap - EXIT INT TERM
+    clean_machine "$cgroup"
+    [ -n "${WORK:-}" ] || rm -rf "$work"
+}
+trap 'status=$?; clean; exit $status' EXIT
+trap 'exit 130' INT TERM
+
+# fail WHAT: ends the test with what is of use after a failure.
+fail() {
+    say "failed: $*"
+    kubectl get pods -A -o wide >&2 || true
+    tail -n 40 "$work/logs/agent.log" >&2 || true
+    exit 1
+}
+
+# agent PROGRAM...: starts an agent with the node's command line, which is that of a kubelet.
+agent() {
+    start agent "$@" --config "$work/host/kubelet.yaml" --kubeconfig "$work/host/kubelet.conf" --hostname-override taken --root-dir "$root" \
+        --cert-dir "$root/pki" --node-ip "$address"
+    wait_for 60 kubectl wait --for=condition=Ready node/taken --timeout=1s
+}
+
+# exchange PHASE AGENT: ends the agent, starts the other one, and lets it work.
+exchange() {
+    say "$1"
+    echo "$(stat -L -c %s "$work/watch") $2 $1" >> "$work/marks"
+    end "$pid_agent"
+    mv "$work/logs/agent.log" "$work/logs/agent-before-$1.log"
+    case $2 in
+        kubelet) agent "$kubernetes/kubelet" ;;
+        quintlet) agent "$bin_dir/quintlet" kubelet --log-dir "$work/logs/$1" ;;
+    esac
+    sleep "${SETTLE:-60}"
+    [ "$(kubectl exec volumes -- cat /settings/color)" = blue ] || fail "$1: exec"
+    kubectl logs web-probe > /dev/null || fail "$1: logs"
+    containers > "$work/containers-$1"
+    diff "$work/containers" "$work/containers-$1" > "$work/containers.diff" || { cat "$work/containers.diff" >&2; fail "$1: other containers"; }
+}
+
+# containers: the containers of the runtime, without those of pods that change by themselves.
+containers() {
+    ctr --address "$runtime" -n k8s.io containers list -q | while read -r id; do
+        # One may be removed meanwhile.
+        ctr --address "$runtime" -n k8s.io containers info "$id" 2> /dev/null | python3 -c '
+import json, sys
+labels = json.loads(sys.stdin.read() or "{}").get("Labels", {})
+pod = labels.get("io.kubernetes.pod.name", "crashing")
+if pod not in ("crashing", "no-image", "no-settings"):
+    print(sys.argv[1], pod, labels.get("io.kubernetes.container.name", "sandbox"))' "$id"
+    done | sort
+}
+
+# settled: all pods are as they stay.
+settled() {
+    kubectl wait --for=jsonpath='{.status.readyReplicas}'=3 --timeout=1s deployment/web || return 1
+    kubectl wait --for=jsonpath='{.status.readyReplicas}'=2 --timeout=1s statefulset/db || return 1
+    kubectl wait --for=jsonpath='{.status.numberReady}'=1 --timeout=1s daemonset/agent || return 1
+    kubectl wait --for=condition=Complete job/done --timeout=1s || return 1
+    kubectl wait --for=condition=Failed job/failed --timeout=1s || return 1
+    kubectl wait --for=condition=Ready --timeout=15s pod/sidecar pod/restarted pod/resized pod/debugged pod/host-port pod/volumes pod/csi \
+        pod/secured pod/guaranteed pod/pod-level pod/terminating pod/stopping-hook pod/finalizer pod/web-probe pod/plain-taken || return 1
+    kubectl wait --for=condition=Ready --timeout=1s -n kube-system pod/etcd-taken || return 1
+    kubectl get pods | grep -q '^never .*1/2 ' || return 1
+    kubectl get pods | grep -q '^half-done .*1/2 ' || return 1
+    kubectl get pods | grep -q '^unready .*1/2 .*Running' || return 1
+    kubectl get pods | grep -q '^rejected .*NodeAffinity' || return 1
+    kubectl get pods | grep -q '^waiting-init .*Init:0/1' || return 1
+}
+
+# nothing_left: neither in the API server, nor in the runtime, nor on the disk.
+nothing_left() {
+    [ -z "$(kubectl get pods -A -o name)" ] || { kubectl get pods -A; return 1; }
+    [ -z "$(ctr --address "$runtime" -n k8s.io containers list -q)" ] || { ctr --address "$runtime" -n k8s.io containers list; return 1; }
+    [ -z "$(ls "$root/pods")" ] || { find "$root/pods"; return 1; }
+    [ -z "$(ls /var/log/pods)" ] || { find /var/log/pods; return 1; }
+    ! grep "$root/p[lo][ud]" /proc/mounts || return 1
+}
+
+make_machine
+say "control plane"
+start_control_plane
+start_runtime host 10.88.0.0/24
+root=$work/host/kubelet
+mkdir -p "$root" "$work/host/manifests" /var/lib/local-volume
+make_layers
+stand_ins registry.k8s.io/pause:3.10 docker.io/library/busybox:1
+ctr --address "$runtime" -n k8s.io images import "$work/images.tar" > "$work/logs/import.log"
+certificate node-taken "/O=system:nodes/CN=system:node:taken" clientAuth
+kubeconfig "$work/host/kubelet.conf" node-taken
+make_cgroup "$cgroup"
+cp "$repo"/tests/cluster/takeover/manifests/*.yaml "$work/host/manifests"
+cat > "$work/host/kubelet.yaml" <<YAML
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: { x509: { clientCAFile: $pki/ca.crt } }
+cgroupDriver: cgroupfs
+cgroupRoot: /$cgroup
+clusterDNS: [10.96.0.10]
+clusterDomain: cluster.local
+containerRuntimeEndpoint: unix://$runtime
+evictionHard: { memory.available: 50Mi }
+failCgroupV1: false
+failSwapOn: false
+imageGCHighThresholdPercent: 100
+staticPodPath: $work/host/manifests
+YAML
+
+say "pods of a kubelet"
+start csi-driver "$driver" --root "$root" --state "$work/csi" --node-id node
+agent "$kubernetes/kubelet"
+kubectl apply -f "$repo/tests/cluster/takeover/pods.yaml" > "$work/logs/apply.log"
+kubectl run web-probe --image=busybox:1 --command -- sh -c 'echo started; exec sleep infinity'
+wait_for 180 settled || fail "the pods do not settle"
+kubectl patch pod resized --subresource resize -p '{"spec":{"containers":[{"name":"main","resources":{"requests":{"cpu":"70m"},"limits":{"cpu":"120m"}}}]}}'
+kubectl debug debugged --image=busybox:1 --container=debugger -- sleep infinity
+kubectl delete pod terminating stopping-hook finalizer --wait=false
+wait_for 60 sh -c "$kubernetes/kubectl --kubeconfig $work/admin.conf get pod resized -o jsonpath='{.status.containerStatuses[0].resources.limits.cpu}' | grep -q 120m"
+wait_for 60 sh -c "$kubernetes/kubectl --kubeconfig $work/admin.conf get pod debugged -o jsonpath='{.status.ephemeralContainerStatuses[0].state}' | grep -q running"
+# Deleted pods stop to be Ready by then, and the crashing one waits for its back-off.
+sleep "${SETTLE:-60}"
+start watch "$kubernetes/kubectl" --kubeconfig "$work/admin.conf" get pods -A --watch --output-watch-events -o json
+ln -s "$work/logs/watch.log" "$work/watch"
+sleep 5
+containers > "$work/containers"
+kubectl get pods -A -o json > "$work/before.json"
+: > "$work/marks"
+# Which differences a kubelet makes without a change of the agent.
+exchange kubelet-restarts kubelet
+exchange to-quintlet quintlet
+exchange quintlet-restarts quintlet
+exchange to-kubelet kubelet
+exchange to-quintlet-again quintlet
+exchange to-kubelet-again kubelet
+exchange to-quintlet-for-good quintlet
+python3 "$repo/tests/cluster/takeover/differences.py" "$work/watch" "$work/marks" || fail "pods changed"
+
+say "all pods are deleted"
+rm "$work"/host/manifests/*.yaml
+kubectl patch pod finalizer --type=json -p '[{"op":"remove","path":"/metadata/finalizers"}]'
+kubectl delete deployment,statefulset,daemonset,job --all --wait=false > /dev/null
+kubectl delete pod --all --grace-period=2 --wait=false > /dev/null
+wait_for 120 nothing_left || fail "something of the pods is left"
