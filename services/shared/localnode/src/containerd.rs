@@ -38,6 +38,9 @@ const MARKER: &str = ".quintlet-localnode";
 /// Environment variable with the containerd binary, to run all tests with another version.
 pub const CONTAINERD_ENV: &str = "QUINTLET_CONTAINERD";
 
+/// Environment variable with the OCI runtime that runs containers in place of runc, such as crun.
+pub const OCI_RUNTIME_ENV: &str = "QUINTLET_OCI_RUNTIME";
+
 /// Options of a private containerd.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -49,7 +52,8 @@ pub struct Options {
     /// The containerd binary; its directory also has the shim. Default: the value of [`CONTAINERD_ENV`], or
     /// else found in `PATH`.
     pub containerd: Option<PathBuf>,
-    /// The runc binary. Default: found in `PATH`.
+    /// The runc binary, or that of another OCI runtime. Default: the value of [`OCI_RUNTIME_ENV`], or else
+    /// found in `PATH`.
     pub runc: Option<PathBuf>,
     /// Directory of the CNI plugins. Default: the directories of distributions.
     pub cni_bin_dir: Option<PathBuf>,
@@ -76,7 +80,7 @@ impl Options {
             dir: dir.into(),
             owned: Vec::new(),
             containerd: std::env::var_os(CONTAINERD_ENV).map(PathBuf::from),
-            runc: None,
+            runc: std::env::var_os(OCI_RUNTIME_ENV).map(PathBuf::from),
             cni_bin_dir: None,
             lock_dir: PathBuf::from(index::DEFAULT_LOCK_DIR),
             families: Families::default(),
