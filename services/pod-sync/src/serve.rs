@@ -113,7 +113,39 @@ fn meant<'a>(
         .map(|(.., at)| at)
 }
 
-fn wire_view(view: &PodView, brief: bool) -> wire::PodView {
+/// The part of the v1 Pod that a view has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ObjectPart {
+    Nothing,
+    ForStatistics,
+    Whole,
+}
+
+impl ObjectPart {
+    fn of_list(request: wire::ListPodsRequest) -> Self {
+        if request.brief { Self::Nothing } else { Self::Whole }
+    }
+
+    fn of_watch(request: &wire::WatchPodsRequest) -> Self {
+        match request {
+            wire::WatchPodsRequest { brief: true, .. } => Self::Nothing,
+            wire::WatchPodsRequest { for_statistics: true, .. } => Self::ForStatistics,
+            wire::WatchPodsRequest { .. } => Self::Whole,
+        }
+    }
+
+    /// Returns the JSON of this part of a pod.
+    fn json(self, view: &PodView) -> Vec<u8> {
+        let object = match self {
+            Self::Nothing => return Vec::new(),
+            Self::ForStatistics => view.object_for_statistics(),
+            Self::Whole => view.object(),
+        };
+        serde_json::to_vec(&object).unwrap_or_default()
+    }
+}
+
+fn wire_view(view: &PodView, part: ObjectPart) -> wire::PodView {
     let status = view.status();
     let c = columns(&view.pod, &status, view.deletion.is_some());
     wire::PodView {
@@ -121,7 +153,7 @@ fn wire_view(view: &PodView, brief: bool) -> wire::PodView {
         name: view.pod_ref.name.to_string(),
         namespace: view.pod_ref.namespace.to_string(),
         source: view.source.name().to_owned(),
-        pod: if brief { Vec::new() } else { serde_json::to_vec(&view.object()).unwrap_or_default() },
+        pod: part.json(view),
         worker: view.worker.to_owned(),
         waiting: view.waiting.as_ref().map(|w| wire::Waiting {
             reason: w.reason.clone(),
@@ -147,14 +179,14 @@ fn wire_view(view: &PodView, brief: bool) -> wire::PodView {
 }
 
 /// Returns the view for a stream. A pod that is too large comes without its JSON.
-fn bounded_view(view: &PodView, brief: bool, stream: &'static str) -> wire::PodView {
-    let whole = wire_view(view, brief);
-    match messages::fits_inside(&whole) {
-        Ok(()) => whole,
+fn bounded_view(view: &PodView, part: ObjectPart, stream: &'static str) -> wire::PodView {
+    let complete = wire_view(view, part);
+    match messages::fits_inside(&complete) {
+        Ok(()) => complete,
         Err(error) => {
             messages::count_left_out(stream);
             tracing::info!(pod.uid = %view.pod_ref.uid, bytes = error.bytes, "pod is too large for the stream of pods");
-            wire_view(view, true)
+            wire_view(view, ObjectPart::Nothing)
         }
     }
 }
@@ -186,10 +218,10 @@ impl PodSync for Service {
         &self,
         request: Request<wire::ListPodsRequest>,
     ) -> Result<Response<Self::ListPodsStream>, Status> {
-        let brief = request.into_inner().brief;
+        let part = ObjectPart::of_list(request.into_inner());
         self.ctx.reporting.views.restored().await;
         let views = self.ctx.reporting.views.all().into_iter();
-        let pods = messages::chunks(views.map(move |v| bounded_view(&v, brief, LIST_PODS)));
+        let pods = messages::chunks(views.map(move |v| bounded_view(&v, part, LIST_PODS)));
         let pods = pods.map(|pods| wire::ListPodsReply { pods, problems: Vec::new() });
         let problems = messages::chunks(problems(&self.ctx));
         let problems = problems.map(|problems| wire::ListPodsReply { pods: Vec::new(), problems });
@@ -203,8 +235,8 @@ impl PodSync for Service {
         request: Request<wire::WatchPodsRequest>,
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
         use wire::watch_pods_event::Event;
-        let brief = request.into_inner().brief;
-        let (tx, rx) = mpsc::channel(if brief { STREAM } else { WHOLE_STREAM });
+        let part = ObjectPart::of_watch(&request.into_inner());
+        let (tx, rx) = mpsc::channel(if part == ObjectPart::Whole { WHOLE_STREAM } else { STREAM });
         let ctx = Arc::clone(&self.ctx);
         quintlet_kit::task::spawn("watch-pods", async move {
             let mut versions = ctx.reporting.views.subscribe();
@@ -238,7 +270,7 @@ impl PodSync for Service {
                 for e in out
                     .drain(..)
                     .map(event)
-                    .chain(changed.into_iter().map(|v| event(Event::Pod(bounded_view(v, brief, WATCH_PODS)))))
+                    .chain(changed.into_iter().map(|v| event(Event::Pod(bounded_view(v, part, WATCH_PODS)))))
                 {
                     if tx.send(e).await.is_err() {
                         return;
@@ -273,7 +305,7 @@ impl PodSync for Service {
         request: Request<wire::GetPodRequest>,
     ) -> Result<Response<wire::PodView>, Status> {
         self.ctx.reporting.views.restored().await;
-        Ok(Response::new(wire_view(&*self.find(&request.into_inner().pod)?, false)))
+        Ok(Response::new(wire_view(&*self.find(&request.into_inner().pod)?, ObjectPart::Whole)))
     }
 
     async fn explain(
@@ -293,7 +325,7 @@ impl PodSync for Service {
             .collect();
         let d = &view.decision;
         Ok(Response::new(wire::ExplainReply {
-            pod: Some(wire_view(&view, false)),
+            pod: Some(wire_view(&view, ObjectPart::Whole)),
             decision: d.lines.clone(),
             decided_unix_ns: d.at_unix_ns,
             runtime_epoch: d.saw.epoch,

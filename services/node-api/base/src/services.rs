@@ -75,15 +75,28 @@ impl Services {
         RuntimeServiceClient::new(self.cri.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    /// Returns all pods of pod-sync, with their objects: the snapshot of a watch, since ListPods of the
-    /// previous release is one message. A pod that is too large for a message is left out. The time limit is
-    /// that of each pod, since the pods of a node may have hundreds of megabytes.
+    /// Returns all pods of pod-sync, with their objects. A pod that is too large for a message is left out.
     ///
     /// # Errors
     /// Fails if pod-sync does not answer, or sends no pod for longer than a call may take.
     pub async fn pods(&self) -> Result<Vec<PodView>, Status> {
+        self.snapshot(WatchPodsRequest::default()).await
+    }
+
+    /// Returns all pods of pod-sync, with what statistics need of their objects: the pods of a node may have
+    /// hundreds of megabytes. A pod-sync of an earlier release sends whole objects.
+    ///
+    /// # Errors
+    /// Fails if pod-sync does not answer, or sends no pod for longer than a call may take.
+    pub async fn pods_for_statistics(&self) -> Result<Vec<PodView>, Status> {
+        self.snapshot(WatchPodsRequest { for_statistics: true, ..WatchPodsRequest::default() }).await
+    }
+
+    /// Returns the snapshot of a watch, since ListPods of the previous release is one message. The time limit
+    /// is that of each pod.
+    async fn snapshot(&self, request: WatchPodsRequest) -> Result<Vec<PodView>, Status> {
         let mut client = PodSyncClient::new(self.podsync.clone());
-        let request = WatchPodsRequest { hello: Some(quintlet_proto::hello()), brief: false };
+        let request = WatchPodsRequest { hello: Some(quintlet_proto::hello()), ..request };
         let mut events = within(ANSWER, client.watch_pods(request)).await?;
         let mut pods = BTreeMap::new();
         while let Some(message) = timely(ANSWER, events.message()).await? {

@@ -3,6 +3,8 @@
 //! disk usage come from the runtime.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -23,6 +25,9 @@ use node_api_base::answer::{Answer, error, with_type};
 use node_api_base::pod_lookup;
 use node_api_base::services::Services;
 
+/// Most open files of a container whose sockets are counted: a link is read for each.
+const MOST_LINKS: usize = 16_384;
+
 /// Statistics of one pod.
 #[derive(Default)]
 struct Counted {
@@ -38,6 +43,8 @@ struct Counted {
     limits: BTreeMap<String, String>,
     /// Number of open files of the processes of each container, by container ID.
     open_files: BTreeMap<String, u64>,
+    /// Number of open sockets of the processes of each container, by container ID.
+    sockets: BTreeMap<String, u64>,
 }
 
 impl Stats {
@@ -119,31 +126,76 @@ fn counted(pod: &Pod, group: Option<CgroupStats>, proc: &Path) -> Counted {
         Some((id, group))
     });
     let containers: Vec<_> = containers.collect();
+    // Each cgroup is walked once.
+    let processes: BTreeMap<&str, Vec<u32>> =
+        containers.iter().map(|(id, group)| (id.as_str(), group.processes())).collect();
     let groups = group.iter().chain(containers.iter().map(|(_, group)| group));
     let of_sandbox =
         group.as_ref().filter(|_| !sandbox.is_empty()).and_then(|group| group.container(sandbox));
-    let limits = containers.iter().filter_map(|(id, group)| {
-        let limits = proc.join(group.any_process()?.to_string()).join("limits");
-        Some((id.clone(), std::fs::read_to_string(limits).ok()?))
+    let limits = processes.iter().filter_map(|(id, pids)| {
+        let limits = proc.join(pids.first()?.to_string()).join("limits");
+        Some(((*id).to_owned(), std::fs::read_to_string(limits).ok()?))
     });
-    let open_files = containers.iter().filter_map(|(id, group)| Some((id.clone(), open_files(group, proc)?)));
+    let files = processes.iter().filter_map(|(id, pids)| Some(((*id).to_owned(), open_files(pids, proc)?)));
+    let sockets = processes.iter().filter_map(|(id, pids)| Some(((*id).to_owned(), sockets(pids, proc)?)));
+    let details = containers.iter().map(|(id, group)| {
+        // With the processes in cgroups that the container has created.
+        let processes = processes.get(id.as_str()).map_or(0, Vec::len);
+        let processes = u64::try_from(processes).unwrap_or(u64::MAX);
+        (id.clone(), group.id(), Detail { processes, ..group.detail() })
+    });
     Counted {
-        open_files: open_files.collect(),
+        open_files: files.collect(),
+        sockets: sockets.collect(),
         network: network_devices(pod, groups, proc),
         limits: limits.collect(),
         sandbox: of_sandbox.map(|group| (sandbox.to_owned(), group.id(), group.detail())),
         own: group.map(|group| (group.id(), group.detail())),
-        containers: containers.into_iter().map(|(id, group)| (id, group.id(), group.detail())).collect(),
+        containers: details.collect(),
     }
 }
 
-/// Returns the number of open files of the processes of a cgroup: the size of `/proc/PID/fd`, which any user
-/// may read. Its entries are for `CAP_SYS_PTRACE`. Returns `None` if no process has any, as with a kernel
-/// before Linux 6.2, which reports no size.
-fn open_files(group: &CgroupStats, proc: &Path) -> Option<u64> {
-    let directories = group.processes().into_iter().map(|pid| proc.join(pid.to_string()).join("fd"));
+/// Returns the number of open files of processes: the size of `/proc/PID/fd`, which any user may read. Its
+/// entries are for `CAP_SYS_PTRACE`. Returns `None` if no process has any, as with a kernel before Linux 6.2,
+/// which reports no size.
+fn open_files(pids: &[u32], proc: &Path) -> Option<u64> {
+    let directories = pids.iter().map(|pid| proc.join(pid.to_string()).join("fd"));
     let sizes = directories.filter_map(|directory| Some(std::fs::metadata(directory).ok()?.len()));
     Some(sizes.fold(0, u64::saturating_add)).filter(|files| *files > 0)
+}
+
+/// Returns the number of open sockets of processes
+/// (`cadvisor/container/libcontainer: processStatsFromProcs`). Returns `None` if the files of a process may
+/// not be listed, which needs `CAP_SYS_PTRACE`, or if there are more than [`MOST_LINKS`].
+fn sockets(pids: &[u32], proc: &Path) -> Option<u64> {
+    let (mut sockets, mut links) = (0_u64, 0_usize);
+    for pid in pids {
+        let files = match std::fs::read_dir(proc.join(pid.to_string()).join("fd")) {
+            Ok(files) => files,
+            Err(error) if is_gone(&error) => continue,
+            Err(_) => return None,
+        };
+        for file in files {
+            links = links.saturating_add(1);
+            if links > MOST_LINKS {
+                return None;
+            }
+            match file.and_then(|file| std::fs::read_link(file.path())) {
+                Ok(target) if target.as_os_str().as_bytes().starts_with(b"socket:") => {
+                    sockets = sockets.saturating_add(1);
+                }
+                Ok(_) => {}
+                Err(error) if is_gone(&error) => {}
+                Err(_) => return None,
+            }
+        }
+    }
+    Some(sockets)
+}
+
+/// Returns whether a process has ended, or has closed a file, since it was listed.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
 }
 
 fn write(out: &mut Text, pod: &Pod, counted: &Counted, now: i64) {
@@ -169,7 +221,7 @@ fn write(out: &mut Text, pod: &Pod, counted: &Counted, now: i64) {
         Some(dev) => interfaces(out, &of_network, dev, now),
         None => runtimes_interfaces(out, &of_network, pod.stats.network.as_ref()),
     }
-    let (counted_limits, open_files) = (&counted.limits, &counted.open_files);
+    let Counted { limits: counted_limits, open_files, sockets, .. } = counted;
     for (name, c) in newest(&pod.stats.containers) {
         let id = c.attributes.as_ref().map_or("", |a| a.id.as_str());
         let image =
@@ -186,6 +238,9 @@ fn write(out: &mut Text, pod: &Pod, counted: &Counted, now: i64) {
         }
         if let Some(files) = open_files.get(id) {
             out.sample("container_file_descriptors", "gauge", &labels, whole(*files), Some(now));
+        }
+        if let Some(sockets) = sockets.get(id) {
+            out.sample("container_sockets", "gauge", &labels, whole(*sockets), Some(now));
         }
         if let Some(started) = started(&pod.object, name) {
             out.sample("container_start_time_seconds", "gauge", &labels, started, None);
@@ -265,6 +320,7 @@ mod tests {
             .into(),
             sandbox: None,
             open_files: [("c1".into(), 12)].into(),
+            sockets: [("c1".into(), 3)].into(),
         };
         let render = |pod: &Pod, counted: &Counted| {
             let mut out = Text::default();
@@ -296,6 +352,7 @@ mod tests {
                 "container_blkio_device_usage_total{{{of_container},device=\"0:0\",major=\"0\",minor=\"0\",operation=\"Write\"}} 6 1700000000123"
             ),
             format!("container_file_descriptors{{{of_container}}} 12 1700000000123"),
+            format!("container_sockets{{{of_container}}} 3 1700000000123"),
             format!("container_ulimits_soft{{{of_container},ulimit=\"max_open_files\"}} 1024 1700000000123"),
             format!(
                 "container_network_receive_packets_total{{{of_pod},interface=\"eth0\"}} 10 1700000000123"
@@ -354,15 +411,38 @@ mod tests {
         let inner = mount.path().join("kubepods/podu/c1/inner");
         std::fs::create_dir_all(&inner).unwrap();
         let group = CgroupStats::of_pod(mount.path(), "", QosClass::Guaranteed, "u").unwrap();
-        assert_eq!(open_files(&group, Path::new("/proc")), None, "no process");
+        assert_eq!(open_files(&group.processes(), Path::new("/proc")), None, "no process");
         std::fs::write(inner.join("cgroup.procs"), format!("{}\n", std::process::id())).unwrap();
         let has_sizes = std::fs::metadata("/proc/self/fd").unwrap().len() > 0;
-        let before = open_files(&group, Path::new("/proc"));
+        let before = open_files(&group.processes(), Path::new("/proc"));
         assert_eq!(before.is_some(), has_sizes, "{before:?}");
         let more: Vec<_> = (0..100).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
-        let after = open_files(&group, Path::new("/proc"));
+        let after = open_files(&group.processes(), Path::new("/proc"));
         // Other tests of this process open and close files at the same time.
         assert!(!has_sizes || after > before.map(|files| files + 50), "{before:?} {after:?} {}", more.len());
+    }
+
+    #[test]
+    fn sockets_are_counted_only_if_all_files_of_a_container_may_be_listed_and_are_not_too_many() {
+        let dir = tempfile::tempdir().unwrap();
+        let sockets = || sockets(&[12, 13, 14], dir.path());
+        let link = |pid: u32, number: usize, target: &str| {
+            let files = dir.path().join(pid.to_string()).join("fd");
+            std::fs::create_dir_all(&files).unwrap();
+            std::os::unix::fs::symlink(target, files.join(number.to_string())).unwrap();
+        };
+        link(12, 0, "/dev/null");
+        link(12, 1, "socket:[7]");
+        link(13, 0, "pipe:[8]");
+        link(13, 1, "socket:[9]");
+        assert_eq!(sockets(), Some(2), "process 14 has ended");
+        std::fs::create_dir(dir.path().join("14")).unwrap();
+        // Stands for a directory that may not be listed; the tests run as root.
+        std::fs::write(dir.path().join("14/fd"), "").unwrap();
+        assert_eq!(sockets(), None);
+        std::fs::remove_dir_all(dir.path().join("14")).unwrap();
+        (2..MOST_LINKS).for_each(|number| link(13, number, "socket:[9]"));
+        assert_eq!(sockets(), None, "too many");
     }
 
     #[test]

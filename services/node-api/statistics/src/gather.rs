@@ -34,7 +34,8 @@ pub(super) struct Pod {
     pub(super) uid: String,
     /// ID of the sandbox; empty if the statistics of the runtime do not have it.
     pub(super) sandbox: String,
-    /// The object of pod-sync; null for a pod of another agent.
+    /// The part of the object that [`Services::pods_for_statistics`] returns; null for a pod of another
+    /// agent.
     pub(super) object: Value,
     pub(super) stats: v1::LinuxPodSandboxStats,
     /// Statistics of the pod's cgroup, which the CRI lacks.
@@ -88,12 +89,12 @@ impl Stats {
     /// Returns the pods by namespace and name, with statistics that only the summary has if `for_summary`:
     /// pressure, and what the runtime omits of network and processes.
     pub(super) async fn pods(&self, node: &Services, for_summary: bool) -> Result<Vec<Pod>, Status> {
-        let (stats, views) = tokio::join!(runtime_stats::all(node), node.pods());
+        let (stats, views) = tokio::join!(runtime_stats::all(node), node.pods_for_statistics());
         let (views, stats) = (views?, stats?);
         let paths = self.paths.clone();
         let rates = Arc::clone(&self.rates);
         let now = self.clock.wall();
-        // A full node has megabytes of objects, and thousands of files in cgroupfs.
+        // A full node has thousands of files in cgroupfs.
         let completed = task::blocking(move || {
             let (mut pods, objects) = with_objects(stats, views);
             add_left_out(&mut pods, objects, &paths);

@@ -46,6 +46,9 @@ pub(crate) struct Api {
     /// The `traceparent` of each request for a pod.
     #[allow(dead_code, reason = "each test binary uses a part of this module")]
     pub(crate) pod_traces: Arc<Mutex<Vec<String>>>,
+    /// The requests for the stream of pods.
+    #[allow(dead_code, reason = "each test binary uses a part of this module")]
+    pub(crate) watched: Arc<Mutex<Vec<wire::WatchPodsRequest>>>,
     pub(crate) stop: CancellationToken,
     pub(crate) ended: tokio::task::JoinHandle<()>,
     _guard: DropGuard,
@@ -81,6 +84,7 @@ impl Api {
         let container = Arc::new(Mutex::new("abc".to_owned()));
         let pods = OnePod::new(container.clone(), 0, Duration::ZERO);
         let pod_traces = pods.traces.clone();
+        let watched = pods.watched.clone();
         let checkpoints = Checkpointed::default();
         let paths = Paths::new(&dir.path().join("run"));
         let podsync = serve_podsync(pods, checkpoints.clone(), &paths, stop.clone()).await;
@@ -100,6 +104,7 @@ impl Api {
             podsync,
             checkpoints,
             pod_traces,
+            watched,
             stop,
             ended,
             _guard: guard,
@@ -338,11 +343,13 @@ struct OnePod {
     pause: Duration,
     /// The `traceparent` of each request for a pod.
     traces: Arc<Mutex<Vec<String>>>,
+    /// The requests for the stream of pods.
+    watched: Arc<Mutex<Vec<wire::WatchPodsRequest>>>,
 }
 
 impl OnePod {
     fn new(container: Arc<Mutex<String>>, more: usize, pause: Duration) -> Self {
-        Self { container, more, pause, traces: Arc::default() }
+        Self { container, more, pause, traces: Arc::default(), watched: Arc::default() }
     }
 }
 
@@ -394,9 +401,10 @@ impl PodSync for OnePod {
 
     async fn watch_pods(
         &self,
-        _: tonic::Request<wire::WatchPodsRequest>,
+        request: tonic::Request<wire::WatchPodsRequest>,
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
         use wire::watch_pods_event::Event;
+        self.watched.lock().push(request.into_inner());
         let first = pod(&self.container.lock());
         let mut events = vec![Event::Hello(quintlet_proto::hello()), Event::Pod(first.clone())];
         events.extend(

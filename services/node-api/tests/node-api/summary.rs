@@ -77,6 +77,24 @@ async fn the_usage_of_claims_is_in_the_metrics() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_the_pages_of_pods_read_whole_pods() {
+    let (api, _runtime) = Api::with_runtime(Limits::default(), OPEN).await;
+    for (path, reads_whole_pods) in [
+        ("/stats/summary", false),
+        ("/metrics/resource", false),
+        ("/metrics/cadvisor", false),
+        ("/pods", true),
+    ] {
+        api.watched.lock().clear();
+        let (code, body) = api.get(path, None).await;
+        assert_eq!(code, StatusCode::OK, "{path}: {body}");
+        let watched = api.watched.lock();
+        let whole = watched.iter().map(|request| !request.for_statistics && !request.brief);
+        assert_eq!(whole.collect::<Vec<_>>(), [reads_whole_pods], "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_at_the_same_time_share_one_gathering() {
     let (api, runtime) = Api::with_runtime(Limits::default(), OPEN).await;
     for path in ["/stats/summary", "/metrics/resource", "/metrics/cadvisor"] {

@@ -90,7 +90,8 @@ async fn follow_pods(
     out: &mpsc::Sender<Line>,
 ) -> Result<(), Error> {
     let mut client = PodSyncClient::new(peer.channel().await?);
-    let request = WatchPodsRequest { hello: Some(quintlet_proto::hello()), brief: true };
+    let request =
+        WatchPodsRequest { hello: Some(quintlet_proto::hello()), brief: true, ..WatchPodsRequest::default() };
     let began = Instant::now();
     let mut stream = peer.call(client.watch_pods(request)).await?;
     known.begin();

@@ -240,6 +240,35 @@ async fn variables_that_expand_too_far_are_rejected() {
     .await;
 }
 
+/// The expanded commands of a probe, the name of an image in a status, and the output of probes were once
+/// more than a message between services may have, and ended the stream of all pods.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn texts_that_are_expanded_copied_or_read_delay_no_ordinary_pod() {
+    beside_ordinary_pods("hostile-messages", async |node| {
+        let probe = |command: Value| json!({"exec": {"command": command}, "periodSeconds": 1});
+        let mut expanded = pods::sleeper("expanded");
+        let container = &mut expanded["spec"]["containers"][0];
+        container["env"] = json!([{"name": "V", "value": "x".repeat(100_000)}]);
+        let command: Vec<&str> = std::iter::once("true").chain(std::iter::repeat_n("$(V)", 50)).collect();
+        container["livenessProbe"] = probe(json!(command));
+        let mut image = pods::sleeper("image");
+        image["spec"]["containers"][0]["image"] = json!("A".repeat(1_150_000));
+        let mut uids = vec![create(node, expanded), create(node, image)];
+        for n in 0..4 {
+            let mut output = pods::sleeper(&format!("output-{n}"));
+            let command = json!(["sh", "-c", "head -c 15000000 /dev/zero"]);
+            output["spec"]["containers"][0]["readinessProbe"] = probe(command);
+            uids.push(create(node, output));
+        }
+        wait_reason(node, "image", "InvalidImageName").await;
+        for name in ["expanded", "output-0", "output-1", "output-2", "output-3"] {
+            wait_reason(node, name, "Ready").await;
+        }
+        uids
+    })
+    .await;
+}
+
 /// Pods of the largest sizes that an API server accepts, each with a name for its extreme value.
 fn extremes() -> Vec<(&'static str, Value)> {
     let with = |name: &str, change: &dyn Fn(&mut Value)| {

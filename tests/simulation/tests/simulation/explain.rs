@@ -100,7 +100,8 @@ impl Table {
         let watching = quintlet_kit::task::spawn("said", async move {
             let mut client = PodSyncClient::new(quintlet_kit::socket::channel(socket));
             loop {
-                let request = WatchPodsRequest { hello: Some(quintlet_proto::hello()), brief: false };
+                let request =
+                    WatchPodsRequest { hello: Some(quintlet_proto::hello()), ..WatchPodsRequest::default() };
                 if let Ok(stream) = client.watch_pods(request).await {
                     let mut stream = stream.into_inner();
                     while let Ok(Some(event)) = stream.message().await {

@@ -3,6 +3,10 @@
 
 use std::time::Duration;
 
+use quintlet_kit::socket;
+use quintlet_proto::podsync::v1::WatchPodsRequest;
+use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
+use quintlet_proto::podsync::v1::watch_pods_event::Event;
 use quintlet_simulation::{Options, Sim, pods};
 use quintlet_testkit::fake_runtime::{ExecReply, Method};
 use serde_json::{Value, json};
@@ -132,5 +136,33 @@ async fn a_status_that_the_api_server_does_not_take_is_shortened_and_the_pod_is_
         sim.wait_gone(name).await;
     }
     ordinary_pods_come_and_go(&sim).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn statistics_get_the_names_and_the_status_of_a_pod_of_a_megabyte_and_nothing_else() {
+    let sim = Sim::start(Options::default()).await;
+    let mut pod = probed("large");
+    pod["metadata"]["annotations"] = json!({"large": "x".repeat(200_000)});
+    pod["spec"]["hostNetwork"] = json!(true);
+    pod["spec"]["containers"][0]["env"] = json!([{"name": "V", "value": "x".repeat(1_000_000)}]);
+    let uid = sim.create(pod);
+    sim.wait_ready("large").await;
+    let mut client = PodSyncClient::new(socket::channel(sim.paths().podsync()));
+    let request = WatchPodsRequest { for_statistics: true, ..WatchPodsRequest::default() };
+    let mut events = client.watch_pods(request).await.unwrap().into_inner();
+    let view = loop {
+        if let Some(Event::Pod(view)) = events.message().await.unwrap().unwrap().event {
+            break view;
+        }
+    };
+    assert!(view.pod.len() < 10_000, "{} bytes", view.pod.len());
+    let object: Value = serde_json::from_slice(&view.pod).unwrap();
+    let names = ["name", "namespace", "uid"].map(|field| &object["metadata"][field]);
+    assert_eq!(names, ["large", "default", uid.as_str()]);
+    assert_eq!((&object["spec"]["hostNetwork"], &object["spec"]["containers"]), (&json!(true), &json!([])));
+    let whole: Value = serde_json::from_slice(&sim.view("large").await.unwrap().pod).unwrap();
+    assert_eq!(object["status"], whole["status"]);
+    assert_eq!(object["status"]["qosClass"], "BestEffort");
     sim.finish().await;
 }

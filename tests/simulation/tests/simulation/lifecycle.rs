@@ -152,6 +152,30 @@ async fn a_failing_liveness_probe_restarts_with_the_probes_grace_period() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failing_probe_ends_a_pod_that_is_not_restarted_with_the_probes_grace_period() {
+    let sim = Sim::start(Options::default()).await;
+    sim.runtime.on_exec(|_, _| ExecReply { exit_code: 1, ..ExecReply::default() });
+    for kind in ["livenessProbe", "startupProbe"] {
+        let name = kind.to_lowercase();
+        let mut pod = pods::single(&name);
+        pod["spec"]["restartPolicy"] = json!("Never");
+        pod["spec"]["terminationGracePeriodSeconds"] = json!(300);
+        pod["spec"]["containers"][0][kind] = json!({
+            "exec": {"command": ["check"]}, "periodSeconds": 1, "failureThreshold": 1,
+            "terminationGracePeriodSeconds": 7,
+        });
+        let uid = sim.create(pod);
+        sim.wait_pod(&name, "Failed", |p| p.phase() == "Failed").await;
+        let id = sim.runtime.newest(&uid, &format!("c-{name}")).unwrap().id().to_owned();
+        let stops = sim.runtime.calls_of(Method::StopContainer).into_iter();
+        let mut stops = stops.map(|call| call.request::<v1::StopContainerRequest>());
+        let stop = stops.find(|stop| stop.container_id == id).unwrap();
+        assert!((6..=7).contains(&stop.timeout), "{kind}: {stop:?}");
+    }
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_past_its_deadline_is_failed_and_stopped() {
     let sim = Sim::start(Options::default()).await;
     let mut pod = pods::single("timed");

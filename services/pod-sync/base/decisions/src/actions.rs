@@ -75,8 +75,11 @@ pub struct ContainerReset {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodActions {
     /// Kill all containers and sandboxes. `containers_to_kill` is empty then. Without `create_sandbox`
-    /// everything else is empty as well.
+    /// everything but `failed_probes` is empty as well.
     pub kill_pod: bool,
+    /// The containers that `kill_pod` kills because their probe failed, with the reason. The grace period of
+    /// the probe applies to them. In a kubelet, that of the pod does.
+    pub failed_probes: Vec<(ContainerId, KillReason)>,
     /// Create a sandbox, after `kill_pod`.
     pub create_sandbox: bool,
     /// Attempt of the sandbox to create, or of the current one.
@@ -319,8 +322,13 @@ fn resize_kill(container: &SpecContainer, running: &Container) -> ContainerKill 
 
 // A pod that is killed for good starts nothing. Its containers need no kill of their own.
 fn kill_only(actions: PodActions) -> PodActions {
+    let of_probe = |kill: ContainerKill| match kill.reason {
+        KillReason::LivenessProbe | KillReason::StartupProbe => Some((kill.id, kill.reason)),
+        KillReason::UnknownState | KillReason::DefinitionChanged | KillReason::Resize => None,
+    };
     PodActions {
         kill_pod: true,
+        failed_probes: actions.containers_to_kill.into_iter().filter_map(of_probe).collect(),
         attempt: actions.attempt,
         sandbox_id: actions.sandbox_id,
         prune: actions.prune,

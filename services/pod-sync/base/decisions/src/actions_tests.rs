@@ -321,6 +321,8 @@ fn a_pod_without_a_container_to_keep_is_killed() {
     );
     assert!(got.kill_pod && !got.create_sandbox);
     assert!(got.containers_to_kill.is_empty());
+    // The grace period of the probe applies.
+    assert_eq!(got.failed_probes, [(id("a-0"), KillReason::LivenessProbe)]);
     let mut p = with_sidecars("Never");
     p.spec.as_mut().unwrap().ephemeral_containers =
         Some(vec![serde_json::from_value(json!({"name": "e", "image": "i"})).unwrap()]);

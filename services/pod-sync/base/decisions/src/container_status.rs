@@ -20,7 +20,10 @@ use super::probes::ProbeResults;
 use super::qos;
 use super::quantity::{Format, Quantity};
 use super::resize::allocation::PodResources;
-use super::restart::{RESTARTING_ALL, should_container_be_restarted};
+use super::restart::{
+    RESTARTING_ALL, container_should_restart, init_exit_code, init_has_completed,
+    should_container_be_restarted,
+};
 
 /// Waiting reason of a container that has not been started.
 pub const CONTAINER_CREATING: &str = "ContainerCreating";
@@ -181,9 +184,15 @@ fn one(
         }
     };
     let newest = context.runtime.newest(&container.name);
+    let mut is_restarted = should_container_be_restarted(container, context.pod, context.runtime);
     if list == List::Init {
-        if newest.is_some_and(|c| c.state == RuntimeState::Exited && c.exit_code == 0) {
-            return status;
+        if let Some(exited) = newest.filter(|c| c.state == RuntimeState::Exited) {
+            let code = init_exit_code(exited.exit_code, &exited.reason);
+            if code == 0 {
+                return status;
+            }
+            is_restarted = context.pod.metadata.deletion_timestamp.is_none()
+                && container_should_restart(container, context.pod, code);
         }
         if newest.is_none()
             && !pod::is_sidecar(container)
@@ -194,9 +203,7 @@ fn one(
             return status;
         }
     }
-    if let Some(why) = context.waiting.get(&container.name)
-        && should_container_be_restarted(container, context.pod, context.runtime)
-    {
+    if let Some(why) = context.waiting.get(&container.name).filter(|_| is_restarted) {
         if terminated(&status).is_some() {
             status.last_state = status.state.take();
         }
@@ -483,7 +490,7 @@ fn started_and_ready(
             None => seed.and_then(|o| o.started) == Some(true) || container.startup_probe.is_none(),
         };
     let ready = if plain_init {
-        terminated(status).is_some_and(|t| t.exit_code == 0)
+        terminated(status).is_some_and(init_has_completed)
     } else {
         started
             && match result(ProbeType::Readiness) {

@@ -238,6 +238,34 @@ fn an_init_container_that_ended_well_is_not_waiting_for_anything() {
 }
 
 #[test]
+fn an_init_container_that_was_oom_killed_has_not_completed_whatever_its_exit_code() {
+    let killed = || RuntimeBuilder::ready().exited("n", 0).edit(|c| c.reason = "OOMKilled".to_owned());
+    let with = |policy: &str| {
+        let mut spec = inits();
+        spec["restartPolicy"] = json!(policy);
+        let mut w = World::new(spec, killed());
+        let reason = WaitingReason { reason: "CrashLoopBackOff".into(), message: "back-off 10s".into() };
+        w.waiting.insert("n".into(), reason);
+        w
+    };
+    for (policy, state) in [
+        ("Always", want("waiting", "CrashLoopBackOff", 0)),
+        ("OnFailure", want("waiting", "CrashLoopBackOff", 0)),
+        ("Never", want("terminated", "OOMKilled", 0)),
+    ] {
+        let w = with(policy);
+        let s = w.init(&[]);
+        assert_eq!((brief(s.state.as_ref()), s.ready), (state, false), "{policy}");
+        let initialized =
+            crate::conditions::initialized(&w.pod, Some(&[s]), &[], crate::phase::PodPhase::Pending, false);
+        assert_eq!(initialized.status, "False", "{policy}");
+    }
+    let mut w = with("Always");
+    w.pod.metadata.deletion_timestamp = Some(time(0));
+    assert_eq!(brief(w.init(&[]).state.as_ref()), want("terminated", "OOMKilled", 0), "it is not restarted");
+}
+
+#[test]
 fn an_init_container_lost_after_the_pod_was_initialised_ended_well() {
     let w = World::new(inits(), RuntimeBuilder::ready().exited("c", 1));
     let s = w.init(&[]);

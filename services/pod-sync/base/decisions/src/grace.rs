@@ -130,6 +130,8 @@ pub struct ContainerStop {
     pub id: ContainerId,
     /// Name in the spec.
     pub name: String,
+    /// The failed probe for which the container stops, if it does.
+    pub reason: Option<KillReason>,
     /// Containers of the plan that must stop first. The wait begins after the container's own preStop hook,
     /// counts towards its grace period, and ends with it.
     pub after: Vec<String>,
@@ -163,7 +165,7 @@ pub fn termination_plan(pod: Option<&Pod>, runtime: &PodRuntime) -> Vec<Containe
                     .map(|n| (*n).to_owned())
                     .collect(),
             };
-            ContainerStop { id: c.id.clone(), name: c.name.clone(), after }
+            ContainerStop { id: c.id.clone(), name: c.name.clone(), reason: None, after }
         })
         .collect();
     let rank = |name: &str| {

@@ -1,6 +1,6 @@
 //! Decides whether an exited container is restarted (`pkg/kubelet/container: ShouldContainerBeRestarted`).
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, ContainerStateTerminated, Pod};
 use quintlet_model::pod;
 use quintlet_model::runtime::{ContainerState, PodRuntime};
 
@@ -67,6 +67,12 @@ pub(crate) fn container_should_restart(container: &Container, pod: &Pod, exit_co
 #[must_use]
 pub(crate) fn init_exit_code(exit_code: i32, reason: &str) -> i32 {
     if exit_code == 0 && reason == "OOMKilled" { 137 } else { exit_code }
+}
+
+/// Returns whether an init container with this terminated state has completed.
+#[must_use]
+pub(crate) fn init_has_completed(ended: &ContainerStateTerminated) -> bool {
+    init_exit_code(ended.exit_code, ended.reason.as_deref().unwrap_or_default()) == 0
 }
 
 /// Returns whether a container is to be started in the next sync, according to its newest instance.

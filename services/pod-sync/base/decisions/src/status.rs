@@ -27,7 +27,7 @@ use super::phase::{PodPhase, pod_phase};
 use super::probes::ProbeResults;
 use super::qos;
 use super::resize::allocation::{self, PodResources};
-use super::restart::{container_should_restart, has_restart_all_rule};
+use super::restart::{container_should_restart, has_restart_all_rule, init_has_completed};
 use super::restart_all::restart_all_triggered;
 
 /// Reason of a pod past its activeDeadlineSeconds.
@@ -524,7 +524,7 @@ fn has_initialized(pod: &Pod) -> bool {
             && last_status.state.as_ref().is_some_and(|s| s.running.is_some());
     }
     let now = last_status.state.as_ref().and_then(|s| s.terminated.as_ref());
-    now.is_some_and(|t| t.exit_code == 0) || last_end(last_status).is_some_and(|t| t.exit_code == 0)
+    now.is_some_and(init_has_completed) || last_end(last_status).is_some_and(init_has_completed)
 }
 
 /// Returns the runtime's name, from the scheme of the container IDs in a status.

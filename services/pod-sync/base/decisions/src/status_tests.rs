@@ -389,6 +389,15 @@ fn the_last_status_has_only_terminated_containers() {
         (reason(&init[0]).as_deref(), reason(&init[1]).as_deref()),
         (Some("ContainerStatusUnknown"), None)
     );
+    // Not initialized: an init container that was OOMKilled has not completed.
+    let killed = json!({"terminated": {"exitCode": 0, "reason": "OOMKilled"}});
+    let old = status(
+        json!([{"name": "c", "state": waits}]),
+        json!([{"name": "n", "state": done}, {"name": "m", "state": killed}]),
+    );
+    p.status = Some(old.clone());
+    let s = terminate(&p, Some(&old), at(1));
+    assert_eq!(reason(&s.container_statuses.as_ref().unwrap()[0]), None);
     // Initialized: containers that are not terminated yet are set to terminated.
     let old = status(
         json!([{"name": "c", "state": runs}]),

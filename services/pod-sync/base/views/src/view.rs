@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use pod_sync_decisions::waiting::WaitingFor;
 use pod_sync_layout::SourceKind;
 use quintlet_model::ids::PodRef;
@@ -107,5 +107,21 @@ impl PodView {
         }
         pod.metadata.deletion_timestamp.clone_from(&self.deletion);
         pod
+    }
+
+    /// Returns of the pod what statistics need: the names, the UID, `hostNetwork` and the newest status. The
+    /// rest, which may have 1.5 MiB, is not copied.
+    #[must_use]
+    pub fn object_for_statistics(&self) -> Pod {
+        let ObjectMeta { name, namespace, uid, .. } = &self.pod.metadata;
+        let metadata = ObjectMeta {
+            name: name.clone(),
+            namespace: namespace.clone(),
+            uid: uid.clone(),
+            ..ObjectMeta::default()
+        };
+        let host_network = self.pod.spec.as_ref().and_then(|spec| spec.host_network);
+        let spec = PodSpec { host_network, ..PodSpec::default() };
+        Pod { metadata, spec: Some(spec), status: Some(self.status()) }
     }
 }

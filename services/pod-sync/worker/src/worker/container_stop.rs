@@ -233,7 +233,7 @@ pub(super) async fn stop_observed(
             recorded_hook: instance.annotations.get(labels::PRE_STOP_HANDLER).map(String::as_str),
             field_path: kind.field_path(&instance.name),
             message: format!("Stopping container {}", instance.name),
-            grace: grace::container_grace(pod_grace, container, None, override_seconds),
+            grace: grace::container_grace(pod_grace, container, step.reason, override_seconds),
             ips: runtime.ips(),
             began: begun.get(step.id.as_str()).copied(),
             hooks,

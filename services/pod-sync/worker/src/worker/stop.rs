@@ -104,8 +104,21 @@ impl Stops<'_> {
         runtime: &PodRuntime,
         override_seconds: Option<i64>,
     ) -> Result<(), Halt> {
+        self.kill_planned(
+            runtime,
+            override_seconds,
+            grace::termination_plan(Some(&self.tracker.pod), runtime),
+        )
+        .await
+    }
+
+    async fn kill_planned(
+        &mut self,
+        runtime: &PodRuntime,
+        override_seconds: Option<i64>,
+        plan: Vec<grace::ContainerStop>,
+    ) -> Result<(), Halt> {
         let pod = Arc::clone(&self.tracker.pod);
-        let plan = grace::termination_plan(Some(&pod), runtime);
         let begun = self.stops_begin(plan.iter().map(|stop| &stop.id));
         let (stopping, ended) = (self.ctx.clone(), watch::Sender::default());
         let seen = ended.subscribe();
@@ -199,10 +212,15 @@ impl Stops<'_> {
                 "",
             );
         }
-        if !pass.runtime.is_quiet() {
-            self.kill_pod(&pass.runtime, None).await?;
+        if pass.runtime.is_quiet() {
+            return Ok(());
         }
-        Ok(())
+        let mut plan = grace::termination_plan(Some(&self.tracker.pod), &pass.runtime);
+        for stop in &mut plan {
+            let failed = actions.failed_probes.iter().find(|(id, _)| *id == stop.id);
+            stop.reason = failed.map(|(_, reason)| *reason);
+        }
+        self.kill_planned(&pass.runtime, None, plan).await
     }
 
     /// Stops containers, and removes those that a restart of all containers resets.

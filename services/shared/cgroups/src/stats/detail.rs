@@ -1,7 +1,7 @@
 //! Statistics of cAdvisor beyond usage: throttling, kinds of memory, devices, processes, limits (cAdvisor:
 //! `metrics/prometheus.go`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 
 use quintlet_model::qos::weight_to_shares;
@@ -12,6 +12,8 @@ use super::{CgroupStats, counters, limit, number, text};
 const NANOS_PER_TICK: u64 = 10_000_000;
 /// Levels of cgroups below a pod's: containers, and the cgroups that they create themselves.
 const MAX_DEPTH: usize = 3;
+/// Most cgroups whose processes one call reads: a container may create any number of cgroups.
+const MOST_CGROUPS: usize = 256;
 
 /// Statistics of a cgroup. `None` means that the kernel does not count the value.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -26,7 +28,7 @@ pub struct Detail {
     pub memory: Memory,
     /// By device number, `MAJOR:MINOR`.
     pub devices: BTreeMap<String, DeviceIo>,
-    /// Number of processes, including those of descendants.
+    /// Number of processes, without those of descendants.
     pub processes: u64,
     /// Number of threads, including those of descendants.
     pub threads: Option<u64>,
@@ -121,19 +123,24 @@ impl CgroupStats {
     /// Returns the PID of a process of the cgroup or of a descendant.
     #[must_use]
     pub fn any_process(&self) -> Option<u32> {
-        self.processes().first().copied()
+        processes(self.dir("memory"), |pids| !pids.is_empty()).first().copied()
     }
 
-    /// Returns the PIDs of the processes of the cgroup and of its descendants.
+    /// Returns the PIDs of the processes of the cgroup and of its descendants, of 256 cgroups at most.
     #[must_use]
     pub fn processes(&self) -> Vec<u32> {
-        processes(&self.dir("memory"), MAX_DEPTH)
+        processes(self.dir("memory"), |_| false)
     }
 
-    /// Returns the number of processes of the cgroup and of its descendants.
+    /// Returns the number of processes of the cgroup and of its descendants, of 256 cgroups at most.
     #[must_use]
     pub fn process_count(&self) -> u64 {
-        count(self.processes())
+        count(&self.processes())
+    }
+
+    /// Returns the number of processes of the cgroup without its descendants.
+    fn own_process_count(&self) -> u64 {
+        count(&own_processes(&self.dir("memory")))
     }
 
     fn detail_v2(&self) -> Detail {
@@ -171,7 +178,7 @@ impl CgroupStats {
                 reservation: number(&dir.join("memory.min")),
             },
             devices: devices_v2(&text(&dir.join("io.stat"))),
-            processes: self.process_count(),
+            processes: self.own_process_count(),
             threads: number(&dir.join("pids.current")),
             threads_max: number(&dir.join("pids.max")),
             shares: number(&dir.join("cpu.weight")).map(weight_to_shares),
@@ -222,7 +229,7 @@ impl CgroupStats {
                 reservation: limit(&at("memory", "memory.soft_limit_in_bytes")),
             },
             devices: devices_v1(&blkio("io_serviced"), &blkio("io_service_bytes")),
-            processes: self.process_count(),
+            processes: self.own_process_count(),
             threads: number(&at("pids", "pids.current")),
             threads_max: number(&at("pids", "pids.max")),
             shares: number(&at("cpu", "cpu.shares")),
@@ -246,19 +253,29 @@ fn stalls(pressure: &str) -> Option<Stalls> {
     Some(Stalls { waiting_us: total("some")?, stalled_us: total("full") })
 }
 
-fn count(pids: Vec<u32>) -> u64 {
+fn count(pids: &[u32]) -> u64 {
     u64::try_from(pids.len()).unwrap_or(u64::MAX)
 }
 
-/// Returns the PIDs of a cgroup and of its descendants down to `depth` levels.
-fn processes(dir: &Path, depth: usize) -> Vec<u32> {
-    let mut pids: Vec<u32> =
-        text(&dir.join("cgroup.procs")).lines().filter_map(|line| line.trim().parse().ok()).collect();
-    if depth > 0 {
-        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-        let inside: Vec<PathBuf> =
-            entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect();
-        pids.extend(inside.iter().flat_map(|dir| processes(dir, depth.saturating_sub(1))));
+fn own_processes(dir: &Path) -> Vec<u32> {
+    text(&dir.join("cgroup.procs")).lines().filter_map(|line| line.trim().parse().ok()).collect()
+}
+
+/// Returns the PIDs of a cgroup and of its descendants down to [`MAX_DEPTH`] levels, the upper levels first.
+/// Reads no further cgroup once the PIDs are enough.
+fn processes(dir: PathBuf, is_enough: impl Fn(&[u32]) -> bool) -> Vec<u32> {
+    let mut pids = Vec::new();
+    let mut pending = VecDeque::from([(dir, MAX_DEPTH)]);
+    for _ in 0..MOST_CGROUPS {
+        let Some((dir, depth)) = pending.pop_front() else { break };
+        pids.extend(own_processes(&dir));
+        if is_enough(&pids) {
+            break;
+        }
+        let Some(depth) = depth.checked_sub(1) else { continue };
+        let entries = std::fs::read_dir(&dir).into_iter().flatten().flatten();
+        let inside = entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir()));
+        pending.extend(inside.take(MOST_CGROUPS).map(|entry| (entry.path(), depth)));
     }
     pids
 }
@@ -306,6 +323,8 @@ fn devices_v1(operations: &str, bytes: &str) -> BTreeMap<String, DeviceIo> {
 
 #[cfg(test)]
 mod tests {
+    use quintlet_model::qos::QosClass;
+
     use super::*;
 
     fn write(dir: &Path, files: &[(&str, &str)]) {
@@ -337,7 +356,7 @@ mod tests {
                 reservation: Some(500),
             },
             devices: BTreeMap::from([("8:0".to_owned(), device)]),
-            processes: 3,
+            processes: 1,
             threads: Some(11),
             threads_max: None,
             shares: Some(1024),
@@ -384,6 +403,7 @@ mod tests {
         ]);
         assert_eq!(group.detail(), Detail { shares: Some(998), pressure, ..wanted() });
         assert_eq!((group.id().as_str(), group.any_process()), ("/kubepods", Some(10)));
+        assert_eq!(group.processes(), [10, 12, 13]);
         write(&dir.path().join("kubepods"), &[("cpu.max", "max 100000\n"), ("memory.max", "max\n")]);
         let free = group.detail();
         assert_eq!((free.quota, free.throttling, free.memory.limit), (None, None, None));
@@ -426,5 +446,22 @@ mod tests {
         assert_eq!(CgroupStats::of_pods(dir.path(), "/").unwrap().detail(), wanted());
         write(dir.path(), &[("cpu/kubepods/cpu.cfs_quota_us", "-1\n")]);
         assert_eq!(CgroupStats::of_pods(dir.path(), "/").unwrap().detail().throttling, None);
+    }
+
+    #[test]
+    fn cgroups_that_a_container_creates_are_read_up_to_a_number_and_a_depth() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), &[("cgroup.controllers", ""), ("kubepods/podu/c1/cgroup.procs", "1\n")]);
+        let container = dir.path().join("kubepods/podu/c1");
+        write(&container, &[("a/b/c/cgroup.procs", "2\n"), ("a/b/c/d/cgroup.procs", "3\n")]);
+        let pod = CgroupStats::of_pod(dir.path(), "", QosClass::Guaranteed, "u").unwrap();
+        let group = pod.container("c1").unwrap();
+        assert_eq!((group.processes(), group.process_count()), (vec![1, 2], 2));
+        for number in 0..2 * MOST_CGROUPS {
+            write(&container, &[(&format!("n{number}/cgroup.procs"), "4\n")]);
+        }
+        // The cgroup of the container, and those that it has created.
+        assert!(group.processes().len() <= MOST_CGROUPS, "{}", group.processes().len());
+        assert_eq!((pod.any_process(), pod.detail().processes), (Some(1), 0));
     }
 }
