@@ -43,6 +43,7 @@ mod pod_certificates;
 mod pod_fields;
 mod pod_resources;
 mod pods_api;
+mod power_loss;
 mod priorities;
 mod probes;
 mod random;
