@@ -16,6 +16,7 @@ mod cuts;
 mod device_cuts;
 mod devices;
 mod disk_cuts;
+mod disk_writes;
 mod disks;
 mod edges;
 mod equal_names;

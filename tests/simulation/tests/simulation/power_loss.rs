@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use quintlet_csi_driver::thread::DriverThread;
 use quintlet_csi_driver::volumes::mounts_below;
@@ -15,8 +16,9 @@ use quintlet_dra_driver::TestDriver;
 use quintlet_kit::failpoint::{Kind, When};
 use quintlet_simulation::cuts::{CutPoint, WrittenFile};
 use quintlet_simulation::seen::Seen;
-use quintlet_simulation::{Options, Sim, pods};
+use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::budget;
+use quintlet_testkit::fake_runtime::Method;
 use serde_json::{Value, json};
 
 use crate::devices::{DEVICE, devices_of, start_plugin_with, wait_node};
@@ -251,7 +253,7 @@ async fn after_a_loss_of_power_at_any_step_of_its_start_a_pod_starts_once_and_an
     let all = steps.iter().flat_map(|step| [When::Before, When::After].map(|when| (when, *step)));
     let all: Vec<_> = all.flat_map(|(when, step)| LOSSES.map(|loss| (when, step, loss))).collect();
     // Each step and each loss several times, and each pair of them in a long run.
-    let every = if budget::is_long_run() { 1 } else { 7 };
+    let every = if budget::is_long_run() { 1 } else { 9 };
     let mut reached = 0;
     let cuts: Vec<_> = all.into_iter().step_by(every).collect();
     for (number, cut) in cuts.iter().enumerate() {
@@ -259,5 +261,69 @@ async fn after_a_loss_of_power_at_any_step_of_its_start_a_pod_starts_once_and_an
     }
     eprintln!("{reached} of {} steps were reached", cuts.len());
     assert!(reached as usize * 2 > cuts.len(), "{reached} of {}", cuts.len());
+    scene.sim.finish().await;
+}
+
+/// The files of the root directory that hold a state which a start needs.
+const STATES: [&str; 5] = [
+    "allocated_pods_state",
+    "actuated_pods_state",
+    "dra_manager_state",
+    "kubelet_internal_checkpoint",
+    "quintlet-static-pod-uids",
+];
+
+/// Files with which pod-sync does not start if they are unusable, as a kubelet, so that no CPU has two
+/// holders. They are synced, and may be missing.
+const REFUSED: [&str; 2] = ["cpu_manager_state", "memory_manager_state"];
+
+// A disk that loses what was synced, and a run directory on a disk.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn services_start_whatever_is_left_of_their_files_and_log_each_unusable_state_once() {
+    let mut scene = Scene::new().await;
+    // The files are written at most every ten seconds.
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    for (number, loss) in [Loss::Emptied, Loss::Torn, Loss::Dropped].into_iter().enumerate() {
+        for service in Service::ALL {
+            scene.sim.kill(service).await;
+        }
+        let mut states = BTreeSet::new();
+        for dir in [scene.sim.root_dir(), scene.sim.paths().run().to_owned()] {
+            for (path, kind) in files_below(&dir) {
+                let name = path.file_name().unwrap().to_string_lossy().into_owned();
+                let is_volume = path.components().any(|part| part.as_os_str() == "mount");
+                let is_refused = loss != Loss::Dropped && REFUSED.contains(&name.as_str());
+                if !kind.is_file() || is_volume || is_refused {
+                    continue;
+                }
+                match loss {
+                    Loss::Emptied => std::fs::write(&path, "").unwrap(),
+                    Loss::Torn => tear(&path),
+                    Loss::Dropped | Loss::Reordered | Loss::DirectoryDropped => {
+                        std::fs::remove_file(&path).unwrap();
+                    }
+                }
+                if STATES.contains(&name.as_str()) && loss != Loss::Dropped {
+                    states.insert(path.display().to_string());
+                }
+            }
+        }
+        let lines = scene.sim.log().len();
+        let started = scene.sim.runtime.count(Method::StartContainer);
+        scene.sim.start_all();
+        scene.start_drivers().await;
+        // All services work again.
+        let name = format!("later-{number}");
+        let _uid = scene.sim.create(pods::single(&name));
+        scene.sim.wait_ready(&name).await;
+        scene.sim.wait_ready("keeper").await;
+        assert_eq!(scene.sim.runtime.count(Method::StartContainer), started + 1, "{loss:?}");
+        let log = scene.sim.log().split_off(lines);
+        for state in states {
+            let about = log.iter().filter(|line| line["path"] == *state).count();
+            assert_eq!(about, 1, "{loss:?} {state}: {log:#?}");
+        }
+        assert_logged_once(&log, &format!("{loss:?}"));
+    }
     scene.sim.finish().await;
 }
