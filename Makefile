@@ -78,6 +78,7 @@ check-files:
 	scripts/module-graph.py
 	scripts/parts.py
 	scripts/unused-dependencies.py
+	scripts/file-writes.py
 	scripts/message-limits.py
 	scripts/words.py
 	$$(scripts/tool.sh cargo-deny) --locked --all-features check --hide-inclusion-graph bans licenses sources

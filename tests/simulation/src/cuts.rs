@@ -1,12 +1,13 @@
 //! Kills pod-sync at an exact failpoint. No code after that failpoint is executed.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::ThreadId;
 
 use parking_lot::{Condvar, Mutex};
 use quintlet_kit::contain;
-use quintlet_kit::failpoint::{Failpoint, Kind, Observer, ProcessEnded, When};
+use quintlet_kit::failpoint::{Failpoint, FileWrite, Kind, Observer, ProcessEnded, When};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -40,6 +41,17 @@ pub struct Cuts {
     hang: Mutex<Option<(String, String)>>,
     answers: Condvar,
     hanging: watch::Sender<usize>,
+    // Files that services have replaced, in order; `None`: they are not recorded.
+    written: Mutex<Option<Vec<WrittenFile>>>,
+}
+
+/// A file that a service replaced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrittenFile {
+    pub path: PathBuf,
+    pub bytes: Vec<u8>,
+    /// Whether the content survives the loss of power.
+    pub is_durable: bool,
 }
 
 impl Default for Cuts {
@@ -51,6 +63,7 @@ impl Default for Cuts {
             hang: Mutex::default(),
             answers: Condvar::new(),
             hanging: watch::Sender::new(0),
+            written: Mutex::default(),
         }
     }
 }
@@ -124,6 +137,24 @@ impl Cuts {
             self.hanging.send_modify(|steps| *steps = steps.saturating_add(1));
             self.answers.wait_while(&mut hang, |hang| is_at(hang.as_ref(), failpoint));
             self.hanging.send_modify(|steps| *steps = steps.saturating_sub(1));
+        }
+    }
+
+    /// Records the files that services replace from now on.
+    pub fn record_files(&self) {
+        *self.written.lock() = Some(Vec::new());
+    }
+
+    /// Returns the files that services have replaced since they are recorded, in order.
+    #[must_use]
+    pub fn written_files(&self) -> Vec<WrittenFile> {
+        self.written.lock().clone().unwrap_or_default()
+    }
+
+    fn wrote(&self, write: &FileWrite<'_>) {
+        if let Some(written) = self.written.lock().as_mut() {
+            let FileWrite { path, bytes, is_durable } = *write;
+            written.push(WrittenFile { path: path.to_owned(), bytes: bytes.to_owned(), is_durable });
         }
     }
 
@@ -201,5 +232,21 @@ impl Observer for Life {
             self.went.wait_while(&mut gone, |gone| !*gone);
         }
         std::panic::resume_unwind(Box::new(ProcessEnded));
+    }
+
+    fn wrote(&self, write: &FileWrite<'_>) {
+        self.cuts.wrote(write);
+    }
+}
+
+/// Records the files that a service replaces which is not killed at failpoints.
+#[derive(Debug)]
+pub(crate) struct FileRecorder(pub(crate) Arc<Cuts>);
+
+impl Observer for FileRecorder {
+    fn reached(&self, _failpoint: Failpoint) {}
+
+    fn wrote(&self, write: &FileWrite<'_>) {
+        self.0.wrote(write);
     }
 }

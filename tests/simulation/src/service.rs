@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
 
-use crate::cuts::{Cuts, Life};
+use crate::cuts::{Cuts, FileRecorder, Life};
 
 pub const NODE: &str = "sim-node";
 
@@ -100,13 +100,15 @@ impl Running {
                 let log = quintlet_telemetry::capture(service.name(), Level::INFO, &places.log);
                 let _of_this_thread = tracing::dispatcher::set_default(&log);
                 let life = Arc::new(Life::new(Arc::clone(&places.cuts), killed.clone()));
-                let (of_main, of_others) = (Arc::clone(&life), Arc::clone(&life));
+                let is_watched = service == Service::PodSync;
+                let observer: Arc<dyn failpoint::Observer> = if is_watched {
+                    Arc::clone(&life) as Arc<dyn failpoint::Observer>
+                } else {
+                    Arc::new(FileRecorder(Arc::clone(&places.cuts)))
+                };
                 let planted = places.planted;
                 failpoint::plant(planted);
-                let is_watched = service == Service::PodSync;
-                if is_watched {
-                    failpoint::observe(of_main);
-                }
+                failpoint::observe(Arc::clone(&observer));
                 let mut builder = tokio::runtime::Builder::new_current_thread();
                 if is_watched && places.exact {
                     // A kill is checked for after each step of a task.
@@ -118,9 +120,7 @@ impl Running {
                     .on_thread_start(move || {
                         std::mem::forget(tracing::dispatcher::set_default(&log));
                         failpoint::plant(planted);
-                        if is_watched {
-                            failpoint::observe(Arc::clone(&of_others) as Arc<dyn failpoint::Observer>);
-                        }
+                        failpoint::observe(Arc::clone(&observer));
                     })
                     .build()
                     .expect("an executor can be made");

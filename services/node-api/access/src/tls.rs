@@ -250,7 +250,7 @@ pub fn self_signed(dir: &Path, host: &str, now: jiff::Timestamp) -> Result<(Path
     let (chain, private) = make(host, now).map_err(TlsError::SelfSigned)?;
     std::fs::create_dir_all(dir).map_err(|source| TlsError::File { path: dir.to_owned(), source })?;
     for (path, text, mode) in [(&key, &private, 0o600), (&cert, &chain, 0o644)] {
-        quintlet_kit::atomic_file::write(path, text.as_bytes(), mode)
+        quintlet_kit::atomic_file::write_durable(path, text.as_bytes(), mode)
             .map_err(|source| TlsError::File { path: path.clone(), source })?;
     }
     Ok((cert, key))

@@ -9,6 +9,8 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
+use tempfile::NamedTempFile;
+
 use crate::failpoint;
 
 /// Mode of a new temporary file.
@@ -29,7 +31,7 @@ pub struct Owner {
 /// # Errors
 /// Fails if the file cannot be created or renamed.
 pub fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    failpoint::file!("file replaced", || replace(path, bytes, mode, None, false))
+    failpoint::file!("file replaced", || replace(path, bytes, mode, None, Durability::Volatile))
 }
 
 /// Replaces a file as [`write()`] does, and sets its owner before its content is written.
@@ -37,7 +39,7 @@ pub fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 /// # Errors
 /// Fails as [`write()`] does, and if the process may not change the owner.
 pub fn write_owned(path: &Path, bytes: &[u8], mode: u32, owner: Owner) -> io::Result<()> {
-    failpoint::file!("file replaced", || replace(path, bytes, mode, Some(owner), false))
+    failpoint::file!("file replaced", || replace(path, bytes, mode, Some(owner), Durability::Volatile))
 }
 
 /// Replaces a file as [`write()`] does, and syncs it to the disk before it returns.
@@ -45,34 +47,89 @@ pub fn write_owned(path: &Path, bytes: &[u8], mode: u32, owner: Owner) -> io::Re
 /// # Errors
 /// Fails if the file cannot be created or renamed.
 pub fn write_durable(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    failpoint::file!("file replaced", || replace(path, bytes, mode, None, true))
+    failpoint::file!("file replaced", || replace(path, bytes, mode, None, Durability::Synced))
 }
 
-fn replace(path: &Path, bytes: &[u8], mode: u32, owner: Option<Owner>, sync: bool) -> io::Result<()> {
-    let name =
-        path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a file name"))?;
-    let dir = match path.parent() {
+/// Replaces a file as [`write_durable()`] does, through a temporary file with the name `temporary` in the
+/// same directory, for a directory whose files have known names. A process that is killed leaves that file.
+///
+/// # Errors
+/// Fails if a file cannot be created, removed or renamed.
+pub fn write_durable_through(path: &Path, temporary: &str, bytes: &[u8], mode: u32) -> io::Result<()> {
+    failpoint::file!("file replaced", || {
+        let dir = directory(path);
+        absent(std::fs::remove_file(dir.join(temporary)))?;
+        let file = tempfile::Builder::new().prefix(temporary).rand_bytes(0).tempfile_in(dir)?;
+        persist(file, path, bytes, mode, Durability::Synced)
+    })
+}
+
+/// Whether a file survives the loss of power.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Durability {
+    /// The file and its directory are synced to the disk.
+    Synced,
+    /// The loss of power may leave the old content, the new one, or an empty or incomplete file.
+    Volatile,
+}
+
+fn directory(path: &Path) -> &Path {
+    match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
-    };
+    }
+}
+
+fn absent(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+// On an error it is dropped, which removes it.
+fn temporary(path: &Path) -> io::Result<NamedTempFile> {
+    let name =
+        path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a file name"))?;
     // Readers that list the directory ignore names with a leading dot.
     let prefix = format!(".{}.", name.to_string_lossy());
-    // On an error it is dropped, which removes it.
-    let mut file = tempfile::Builder::new().prefix(&prefix).tempfile_in(dir)?;
+    tempfile::Builder::new().prefix(&prefix).tempfile_in(directory(path))
+}
+
+fn replace(
+    path: &Path,
+    bytes: &[u8],
+    mode: u32,
+    owner: Option<Owner>,
+    durability: Durability,
+) -> io::Result<()> {
+    let file = temporary(path)?;
     if let Some(Owner { uid, gid }) = owner {
         std::os::unix::fs::fchown(file.as_file(), Some(uid), Some(gid))?;
     }
+    persist(file, path, bytes, mode, durability)
+}
+
+fn persist(
+    mut file: NamedTempFile,
+    path: &Path,
+    bytes: &[u8],
+    mode: u32,
+    durability: Durability,
+) -> io::Result<()> {
     if mode != CREATED {
         file.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
     }
     file.write_all(bytes)?;
-    if sync {
+    if durability == Durability::Synced {
         file.as_file().sync_all()?;
     }
     file.persist(path).map_err(|e| e.error)?;
-    if sync {
-        std::fs::File::open(dir)?.sync_all()?;
+    if durability == Durability::Synced {
+        std::fs::File::open(directory(path))?.sync_all()?;
     }
+    #[cfg(feature = "failpoints")]
+    failpoint::wrote(&failpoint::FileWrite { path, bytes, is_durable: durability == Durability::Synced });
     Ok(())
 }
 
@@ -94,6 +151,18 @@ mod tests {
         std::fs::create_dir(dir.path().join("d")).unwrap();
         assert!(write(&dir.path().join("d"), b"", 0o600).is_err());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_temporary_file_with_a_given_name_may_be_left_from_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, left) = (dir.path().join("f"), dir.path().join("f.new"));
+        for content in ["one", "two"] {
+            std::fs::write(&left, "incomplete").unwrap();
+            write_durable_through(&path, "f.new", content.as_bytes(), 0o644).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), content);
+            assert!(!left.exists());
+        }
     }
 
     #[test]

@@ -18,7 +18,8 @@ mod plant;
 
 #[cfg(feature = "failpoints")]
 pub use observer::{
-    Failpoint, Kind, Observer, ProcessEnded, When, around, observe, observe_everywhere, reached,
+    Failpoint, FileWrite, Kind, Observer, ProcessEnded, When, around, observe, observe_everywhere, reached,
+    wrote,
 };
 
 #[cfg(feature = "failpoints")]

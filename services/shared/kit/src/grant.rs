@@ -1,14 +1,24 @@
 //! Grants, each of which authorizes probe-service to run one command in one container.
 
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io::{self, Read as _};
 use std::path::Path;
 use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
+use nix::fcntl::{Flock, FlockArg};
 use sha2::Sha256;
 
+use crate::atomic_file;
+
 const KEY_BYTES: usize = 32;
+/// Only root reads the key.
+const MODE: u32 = 0o600;
+
+fn random_key() -> io::Result<[u8; KEY_BYTES]> {
+    let mut bytes = [0_u8; KEY_BYTES];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
 
 /// The key with which pod-sync signs grants and cri-proxy verifies them.
 #[derive(Clone)]
@@ -38,33 +48,25 @@ impl GrantKey {
     }
 
     /// Reads the key at `path`, or creates it. If several processes create it at once, they all use the same
-    /// key.
+    /// key. A file that is too short is replaced: the loss of power may have left it so, and no process has
+    /// its key.
     ///
     /// # Errors
-    /// Fails if the file cannot be read or created, or is too short.
+    /// Fails if the file cannot be read or created.
     pub fn load_or_create(path: &Path) -> io::Result<Self> {
-        if let Some(dir) = path.parent() {
-            std::fs::create_dir_all(dir)?;
-        }
-        if !path.exists() {
-            let mut bytes = [0_u8; KEY_BYTES];
-            std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-            let temp = path.with_extension(format!("{}", std::process::id()));
-            let mut file = std::fs::OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(&temp)?;
-            file.write_all(&bytes)?;
-            // A hard link does not replace a file, so the first process to create the key wins.
-            let linked = std::fs::hard_link(&temp, path);
-            std::fs::remove_file(&temp)?;
-            match linked {
-                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
-                Ok(()) | Err(_) => {}
+        let dir = path.parent().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        std::fs::create_dir_all(dir)?;
+        // Held by one process at a time, until the end of this function.
+        let _creating = Flock::lock(std::fs::File::open(dir)?, FlockArg::LockExclusive)
+            .map_err(|(_, errno)| io::Error::from(errno))?;
+        match Self::load(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
+                tracing::warn!(path = %path.display(), "key of exec grants is incomplete, replacing it");
             }
+            loaded => return loaded,
         }
+        atomic_file::write_durable(path, &random_key()?, MODE)?;
         Self::load(path)
     }
 
@@ -130,5 +132,16 @@ mod tests {
         let (a, b) = (GrantKey::load_or_create(&path).unwrap(), GrantKey::load_or_create(&path).unwrap());
         assert!(b.verify(&a.sign("c", &[], 1), "c", &[], 1));
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_key_that_was_not_written_completely_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("grant.key");
+        for length in [0, KEY_BYTES - 1] {
+            std::fs::write(&path, vec![7; length]).unwrap();
+            let key = GrantKey::load_or_create(&path).unwrap();
+            assert!(GrantKey::load(&path).unwrap().verify(&key.sign("c", &[], 1), "c", &[], 1));
+        }
     }
 }

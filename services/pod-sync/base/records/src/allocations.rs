@@ -4,8 +4,8 @@
 //! A checkpoint file has all entries. So changes are appended to a journal in the state directory (module
 //! `journal`), and the files are written at most once per [`WRITE_INTERVAL`], and at the end of the process.
 //! [`Allocations::flush`] returns once the changes made before it are in the journal. It precedes the
-//! creation of a container. There is no fsync: after a crash of the machine either version may be on disk,
-//! and no container of either version is running.
+//! creation of a container. The journal is not synced, since the state directory does not survive a crash of
+//! the machine. The files are, so that they have an earlier version then, and the statuses of pods the rest.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -428,7 +428,7 @@ fn write_file(state: &Mutex<State>, which: impl Fn(&mut State) -> &mut Checkpoin
         (checkpoint.path.clone(), bytes)
     };
     let written = bytes.map_err(std::io::Error::from);
-    let written = written.and_then(|bytes| atomic_file::write(&path, &bytes, 0o600).map(|()| bytes));
+    let written = written.and_then(|bytes| atomic_file::write_durable(&path, &bytes, 0o600).map(|()| bytes));
     let mut state = state.lock();
     let checkpoint = which(&mut state);
     match written {

@@ -55,6 +55,9 @@ impl Owner {
         let number = root.join("quintlet-owner-epoch");
         // Earlier releases wrote the epoch into the lock file.
         let (now, earlier) = (read(&number).map_err(io(&number))?, read(&path).map_err(io(&path))?);
+        if now.is_none() && number.exists() {
+            tracing::warn!(path = %number.display(), "owner epoch is unusable, starting a new one");
+        }
         let last = now.max(earlier);
         let epoch = last.unwrap_or_else(|| first_epoch(clock)).saturating_add(1);
         atomic_file::write_durable(&number, epoch.to_string().as_bytes(), 0o600).map_err(io(&number))?;

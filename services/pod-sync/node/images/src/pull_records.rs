@@ -342,7 +342,8 @@ fn file_name(name: &str) -> String {
 fn write(path: &Path, file: &impl Serialize) -> io::Result<()> {
     let json = serde_json::to_string(file).map_err(io::Error::other)?;
     let json = format!("{}\n", quintlet_model::hash::escape_as_go(&json));
-    quintlet_kit::atomic_file::write(path, json.as_bytes(), 0o600)
+    // Synced: an image whose record is lost with the power looks preloaded, and every pod may use it.
+    quintlet_kit::atomic_file::write_durable(path, json.as_bytes(), 0o600)
 }
 
 fn remove(path: &Path) -> io::Result<()> {

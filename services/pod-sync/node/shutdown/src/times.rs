@@ -43,7 +43,13 @@ impl Times {
     /// Reads the file of an earlier process.
     pub(super) fn load(root: &Path, metrics: PodMetrics) -> Self {
         let path = root.join(FILE);
-        let read = std::fs::read(&path).ok().and_then(|text| serde_json::from_slice::<State>(&text).ok());
+        let read = std::fs::read(&path).ok().and_then(|text| {
+            serde_json::from_slice::<State>(&text)
+                .inspect_err(|error| {
+                    tracing::warn!(path = %path.display(), %error, "times of the last shutdown are unusable");
+                })
+                .ok()
+        });
         let mut times = Self { path, metrics, start: None, writing: Arc::default() };
         if let Some(state) = read {
             times.start = Some(state.start_time).filter(|t| *t > Timestamp::UNIX_EPOCH);

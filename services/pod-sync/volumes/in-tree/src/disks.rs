@@ -18,7 +18,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use quintlet_kit::{failpoint, mount_table, task};
+use quintlet_kit::{atomic_file, failpoint, mount_table, task};
 use quintlet_model::ids::PodUid;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::mount::UnmountFlags;
@@ -636,10 +636,10 @@ pub(crate) fn is_own_file(file: &Path) -> bool {
 /// Writes the configuration of a disk to its global directory, which nothing is mounted at.
 fn write_disk(directory: &Path, disk: &Disk) -> Result<(), Error> {
     make_directory(directory)?;
-    let (new, file) = (directory.join(NEW_ISCSI_FILE), directory.join(ISCSI_FILE));
+    let file = directory.join(ISCSI_FILE);
     let text = serde_json::to_string(disk).map_err(|e| Error::file("write", &file)(io::Error::other(e)))?;
-    fs::write(&new, text).map_err(Error::file("write", &new))?;
-    fs::rename(&new, &file).map_err(Error::file("write", &file))
+    atomic_file::write_durable_through(&file, NEW_ISCSI_FILE, text.as_bytes(), 0o644)
+        .map_err(Error::file("write", &file))
 }
 
 /// Reads the configuration of a disk; `None` if it cannot be read.

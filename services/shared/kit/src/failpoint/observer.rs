@@ -1,6 +1,7 @@
 //! Observers of failpoints.
 
 use std::cell::RefCell;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 /// The kind of effect at a failpoint.
@@ -39,11 +40,25 @@ pub struct Failpoint {
     pub name: &'static str,
 }
 
+/// A file that was replaced by [`crate::atomic_file`].
+#[derive(Debug, Clone, Copy)]
+pub struct FileWrite<'a> {
+    /// The file.
+    pub path: &'a Path,
+    /// The content after the replacement.
+    pub bytes: &'a [u8],
+    /// Whether the file and its directory were synced: the content survives the loss of power.
+    pub is_durable: bool,
+}
+
 /// Observes the failpoints of its threads, on the thread itself. It may block or unwind. If it unwinds before
 /// an effect, the effect does not happen.
 pub trait Observer: Send + Sync {
     /// Called when a thread reaches a failpoint.
     fn reached(&self, failpoint: Failpoint);
+
+    /// Called after a thread has replaced a file.
+    fn wrote(&self, _write: &FileWrite<'_>) {}
 }
 
 thread_local! {
@@ -66,10 +81,19 @@ pub fn observe(observer: Arc<dyn Observer>) {
 
 /// Notifies the observer, if any, of a failpoint.
 pub fn reached(kind: Kind, when: When, name: &'static str) {
+    notify(|observer| observer.reached(Failpoint { kind, when, name }));
+}
+
+/// Notifies the observer, if any, of a file that was replaced.
+pub fn wrote(write: &FileWrite<'_>) {
+    notify(|observer| observer.wrote(write));
+}
+
+fn notify(event: impl FnOnce(&dyn Observer)) {
     // The thread-local is gone while a thread ends.
     let observer = OBSERVER.try_with(|o| o.borrow().clone()).ok().flatten();
     if let Some(observer) = observer.as_ref().or_else(|| EVERYWHERE.get()) {
-        observer.reached(Failpoint { kind, when, name });
+        event(observer.as_ref());
     }
 }
 
