@@ -57,7 +57,7 @@ const PLANTED: [(&str, Family, Option<u32>); 11] = [
     ("ready before its own probe", Family::Faults, None),
     ("init skipped after a reboot", Family::Faults, Some(1968)),
     ("sidecar's startup is forgotten", Family::Faults, None),
-    ("ready without a prober", Family::Faults, Some(155)),
+    ("ready without a prober", Family::Faults, None),
     ("rejected pods counted", Family::Faults, Some(54)),
     ("status of a former mirror pod", Family::Faults, Some(18)),
     ("readiness frozen in termination", Family::Calm, Some(40)),
