@@ -1,6 +1,8 @@
 //! Random sequences of actions of users, containers, the runtime and supervisors. Then all faults end and the
 //! pods are checked.
 
+mod calm;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
@@ -23,6 +25,8 @@ use tonic::Code;
 
 /// Number of sequences, unless `QSIM_CASES` is set. `make histories` runs thousands.
 const CASES: usize = 60;
+/// One sequence of [`Family::Calm`] runs for so many of [`Family::Faults`].
+const CALM_SHARE: usize = 10;
 /// Concurrent nodes, unless `QSIM_AT_ONCE` is set: sequences wait for back-offs and grace periods for a part
 /// of the time. On a busy machine they take so long that their limits pass.
 const AT_ONCE: usize = 8;
@@ -34,8 +38,10 @@ const REPLACED: Duration = Duration::from_millis(1_500);
 const READY: Duration = Duration::from_secs(8);
 /// Time in which probes that fail at the end of a sequence go on to fail: containers are replaced for them.
 const FAILING: Duration = Duration::from_secs(3);
-/// Number of pod names in a sequence.
+/// Number of pod names in a sequence of [`Family::Faults`].
 const PODS: usize = 4;
+/// Number of pod names in any sequence.
+const ALL_PODS: usize = 7;
 /// Pods with probes.
 const PROBED: [usize; 2] = [1, 3];
 const PROBES: [&str; 3] = ["startup", "readiness", "liveness"];
@@ -43,22 +49,35 @@ const PROBES: [&str; 3] = ["startup", "readiness", "liveness"];
 const LENGTH: Range<usize> = 4..24;
 /// Sequences that a search for a planted bug runs at most.
 const MOST_SEQUENCES: u32 = 2_000;
-/// Planted bugs of which sequences have the actions, and a sequence that finds the bug. Whether a sequence
-/// finds one of the others depends on the time that the machine takes. tests/simulation/planted.rs finds all
-/// bugs.
-const PLANTED: [(&str, Option<u32>); 7] = [
-    ("liveness before startup", None),
-    ("ready before its own probe", None),
-    ("init skipped after a reboot", None),
-    ("sidecar's startup is forgotten", None),
-    ("ready without a prober", None),
-    ("rejected pods counted", Some(54)),
-    ("status of a former mirror pod", Some(18)),
+/// Planted bugs, the family of sequences that has their actions, and a sequence that finds the bug. Whether a
+/// sequence finds one of the others depends on the time that the machine takes. tests/simulation/planted.rs
+/// finds all bugs.
+const PLANTED: [(&str, Family, Option<u32>); 11] = [
+    ("liveness before startup", Family::Faults, None),
+    ("ready before its own probe", Family::Faults, None),
+    ("init skipped after a reboot", Family::Faults, Some(1968)),
+    ("sidecar's startup is forgotten", Family::Faults, None),
+    ("ready without a prober", Family::Faults, None),
+    ("rejected pods counted", Family::Faults, Some(54)),
+    ("status of a former mirror pod", Family::Faults, Some(18)),
+    ("readiness frozen in termination", Family::Calm, Some(40)),
+    ("event in each sync", Family::Calm, Some(69)),
+    ("failed publish removes the mount", Family::Calm, Some(8)),
+    ("observation waits for a tick", Family::Calm, Some(30)),
 ];
 
 /// Name of the manifest, and of its pod in the API server.
 const STATIC: &str = "static";
 const MIRROR: &str = "static-sim-node";
+
+/// Kinds of sequences. A number means another sequence in each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Family {
+    /// Faults follow one another until the end.
+    Faults,
+    /// Faults end within the sequence, too: `calm`.
+    Calm,
+}
 
 #[derive(Debug, Clone)]
 enum Action {
@@ -96,6 +115,12 @@ enum Action {
     DeleteMirror(i64),
     Restart(Service),
     Pause(u64),
+    // All faults end, and all pods become as they should be.
+    Rest,
+    // The driver of a pod's volume loses its mount and refuses NodePublishVolume for a time.
+    RefusePublish(u64),
+    // A pod that may be Ready is deleted, and its readiness probe fails from then on.
+    DeleteUnready(i64),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -244,6 +269,7 @@ async fn act(sim: &Sim, rules: &Rules, action: Action) {
             }
             object["spec"]["restartPolicy"] = json!(format!("{policy:?}"));
             add_probes(pod, &mut object);
+            calm::add(sim, pod, &mut object);
             // The pod may exist.
             let _exists = sim.api.create("pods", "default", object);
         }
@@ -365,6 +391,9 @@ async fn act(sim: &Sim, rules: &Rules, action: Action) {
         Action::Restart(service) => sim.restart(service).await,
         // The time between two actions is part of the sequence.
         Action::Pause(ms) => tokio::time::sleep(Duration::from_millis(ms)).await,
+        Action::Rest | Action::RefusePublish(_) | Action::DeleteUnready(_) => {
+            unreachable!("only sequences of `calm` have them")
+        }
     }
 }
 
@@ -372,7 +401,7 @@ async fn act(sim: &Sim, rules: &Rules, action: Action) {
 fn unsettled(sim: &Sim, lost: &BTreeSet<usize>) -> Vec<String> {
     let mut out = Vec::new();
     let mut known = BTreeMap::new();
-    for pod in 0..PODS {
+    for pod in 0..ALL_PODS {
         let seen = sim.pod(&name(pod));
         if seen.is_gone() {
             continue;
@@ -451,19 +480,32 @@ async fn settle(sim: &Sim, lost: &BTreeSet<usize>) {
     .await;
 }
 
-async fn case(actions: Vec<Action>, planted: Option<&'static str>) {
+async fn case(family: Family, actions: Vec<Action>, planted: Option<&'static str>) {
     let loses_hints = actions.iter().any(|a| matches!(a, Action::LoseHints(_)));
     let mut sim = Sim::prepare(Options { planted, ..Options::default() }).await;
     // With the default back-off of 10 s, a sequence would mostly wait.
-    sim.set_pod_sync_args(&["--max-container-restart-period=1s"]);
-    if !loses_hints {
+    let restarts_soon = "--max-container-restart-period=1s";
+    if family == Family::Calm {
+        // Volumes are published again in each sync.
+        sim.set_pod_sync_args(&[restarts_soon, "--sync-frequency=1s"]);
+    } else {
+        sim.set_pod_sync_args(&[restarts_soon]);
+    }
+    let repairs = loses_hints || family == Family::Calm;
+    if !repairs {
         // A relist or a resync would hide a change that a service lost.
         sim.without_periodic_repairs();
     }
     let actions_fail_probes =
         actions.iter().any(|a| matches!(a, Action::Probe(_, _, true) | Action::RestartUnready(_)));
-    let rules = Rules::start(&sim);
+    let mut rules = Rules::start(&sim);
     sim.start_all();
+    let driver = (family == Family::Calm).then(|| {
+        rules.watch_mounts_and_calm(&sim);
+        // The driver is another process for the node, and may answer late.
+        sim.disturb();
+        calm::driver(&sim)
+    });
     let foreign = sim.runtime.add_sandbox("foreign-uid", "foreign", "default", 0);
     let theirs = sim.runtime.add_container(&foreign, &ContainerSeed::running("theirs"));
     sim.runtime.behave("theirs", Behaviour::default());
@@ -473,22 +515,24 @@ async fn case(actions: Vec<Action>, planted: Option<&'static str>) {
     });
     let lost: BTreeSet<usize> = sandbox_exits.collect();
     for action in actions {
-        act(&sim, &rules, action).await;
+        match &driver {
+            Some(driver) => calm::act(&sim, &rules, driver, &lost, action).await,
+            None => act(&sim, &rules, action).await,
+        }
     }
+    rules.set_calm(false);
     if actions_fail_probes {
         tokio::time::sleep(FAILING).await;
     }
     sim.runtime.unscript_all();
-    for (kind, pod) in PROBES.into_iter().flat_map(|kind| PROBED.map(|pod| (kind, pod))) {
-        rules.set_failing(kind, &name(pod), false);
-    }
+    calm::pass_all(&rules);
     if loses_hints {
         // A lost event is compensated by the next relist, half a minute later. That relist is not tested
         // here.
         sim.runtime.cut_event_streams();
     }
     settle(&sim, &lost).await;
-    if !loses_hints {
+    if !repairs {
         // Nothing else happens, so that nothing else repairs what one of these faults loses.
         let last = [
             Action::Exit(2, 0),
@@ -538,24 +582,28 @@ fn cpu() -> Duration {
 }
 
 /// Generates the sequences of a seed.
-fn sequences(seed: &[u8; 32]) -> impl Iterator<Item = Vec<Action>> + use<> {
+fn sequences(family: Family, seed: &[u8; 32]) -> impl Iterator<Item = Vec<Action>> + use<> {
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, seed);
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
-    let strategy = prop::collection::vec(action(), LENGTH);
+    let action = match family {
+        Family::Faults => action().boxed(),
+        Family::Calm => calm::action().boxed(),
+    };
+    let strategy = prop::collection::vec(action, LENGTH);
     std::iter::repeat_with(move || strategy.new_tree(&mut runner).unwrap().current())
 }
 
 /// Generates a sequence from its number alone.
-fn numbered(number: u32) -> Vec<Action> {
+fn numbered(family: Family, number: u32) -> Vec<Action> {
     let mut seed = [0; 32];
     seed[..4].copy_from_slice(&number.to_be_bytes());
-    sequences(&seed).next().unwrap()
+    sequences(family, &seed).next().unwrap()
 }
 
 /// Runs a sequence, in a [`LocalSet`]. Returns what does not hold after it.
-async fn failure(actions: Vec<Action>, planted: Option<&'static str>) -> Option<String> {
+async fn failure(family: Family, actions: Vec<Action>, planted: Option<&'static str>) -> Option<String> {
     let history = format!("{actions:?}");
-    let panic = tokio::task::spawn_local(case(actions, planted)).await.err()?.into_panic();
+    let panic = tokio::task::spawn_local(case(family, actions, planted)).await.err()?.into_panic();
     let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
     Some(format!("after {history}:\n{text}"))
 }
@@ -568,8 +616,10 @@ async fn pods_settle_after_any_sequence_of_faults_and_nothing_exists_twice() {
     eprintln!("QSIM_SEED={hex}");
     let (count, at_once) = (number_of("QSIM_CASES", CASES), number_of("QSIM_AT_ONCE", AT_ONCE));
     let began = tokio::time::Instant::now();
-    let trials = futures::stream::iter(sequences(&seed).take(count))
-        .map(|actions| failure(actions, None))
+    let faults = sequences(Family::Faults, &seed).take(count).map(|s| (Family::Faults, s));
+    let calm = sequences(Family::Calm, &seed).take(count / CALM_SHARE).map(|s| (Family::Calm, s));
+    let trials = futures::stream::iter(faults.chain(calm))
+        .map(|(family, actions)| failure(family, actions, None))
         .buffer_unordered(at_once)
         .filter_map(std::future::ready)
         .collect::<Vec<String>>();
@@ -588,9 +638,10 @@ async fn pods_settle_after_any_sequence_of_faults_and_nothing_exists_twice() {
 async fn recorded_sequences_find_their_planted_bugs() {
     LocalSet::new()
         .run_until(async {
-            for (bug, number) in PLANTED.into_iter().filter_map(|(bug, number)| Some((bug, number?))) {
-                let (correct, planted) =
-                    tokio::join!(failure(numbered(number), None), failure(numbered(number), Some(bug)));
+            for (bug, family, number) in PLANTED {
+                let Some(number) = number else { continue };
+                let run = |planted| failure(family, numbered(family, number), planted);
+                let (correct, planted) = tokio::join!(run(None), run(Some(bug)));
                 assert_eq!(correct, None, "sequence {number} without {bug:?}");
                 assert!(planted.is_some(), "sequence {number} does not find {bug:?}");
             }
@@ -599,7 +650,8 @@ async fn recorded_sequences_find_their_planted_bugs() {
 }
 
 /// Prints the first sequence that finds each planted bug, or the one in `QSIM_PLANTED`. `QSIM_NUMBERS` has
-/// the numbers of the sequences if not all are to run: `7,12`. Runs with `QUINTLET_SOAK` only.
+/// the numbers of the sequences if not all are to run: `7,12`. With `QSIM_WITH`, sequences without all of
+/// these actions do not run: `Create(2;SandboxLoss(2)`. Runs with `QUINTLET_SOAK` only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::print_stderr)]
 async fn sequences_find_the_planted_bugs() {
@@ -611,11 +663,19 @@ async fn sequences_find_the_planted_bugs() {
         Ok(text) => text.split(',').map(|n| n.parse().expect("QSIM_NUMBERS has numbers")).collect(),
         Err(_) => (1..=MOST_SEQUENCES).collect(),
     };
+    let needed = std::env::var("QSIM_WITH").unwrap_or_default();
     let mut missed = Vec::new();
-    for (bug, _) in PLANTED.into_iter().filter(|(bug, _)| wanted.as_deref().is_none_or(|w| w == *bug)) {
+    for (bug, family, _) in
+        PLANTED.into_iter().filter(|(bug, ..)| wanted.as_deref().is_none_or(|w| w == *bug))
+    {
         let (began, cpu_before) = (tokio::time::Instant::now(), cpu());
-        let trials = futures::stream::iter(numbers.iter().copied())
-            .map(|number| async move { Some((number, failure(numbered(number), Some(bug)).await?)) })
+        let chosen = numbers.iter().map(|number| (*number, numbered(family, *number)));
+        let has_all = |(_, s): &(u32, Vec<Action>)| {
+            let text = format!("{s:?}");
+            needed.split(';').all(|action| text.contains(action))
+        };
+        let trials = futures::stream::iter(chosen.filter(has_all))
+            .map(|(number, s)| async move { Some((number, failure(family, s, Some(bug)).await?)) })
             .buffered(number_of("QSIM_AT_ONCE", AT_ONCE))
             .filter_map(std::future::ready);
         let first = LocalSet::new().run_until(async { std::pin::pin!(trials).next().await }).await;

@@ -211,8 +211,16 @@ async fn no_driver_is_called_for_its_storage_without_the_gate_or_the_capability(
         let uid = sim.create(with_claim("web", "data"));
         sim.wait_ready("web").await;
         more_calls(&driver, "NodeGetVolumeStats", 3).await;
-        assert_eq!(driver.calls_of("NodeGetStorageHealth"), 0, "{gate}");
         assert_eq!(storage_of(&sim.api.get("csinodes", "", NODE).unwrap()), "", "{gate}");
+        // As in the kubelet, the health that an earlier configuration wrote stays.
+        let old = json!({"status": "StorageDegraded", "reason": "Old", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let old = json!({"storageHealth": [{"name": DRIVER, "healthConditions": [old]}]});
+        sim.api.edit("csinodes/status", "", NODE, |csi_node| csi_node["status"] = old.clone()).unwrap();
+        sim.restart(Service::Status).await;
+        more_calls(&driver, "NodeGetVolumeStats", 5).await;
+        let kept = storage_of(&sim.api.get("csinodes", "", NODE).unwrap());
+        assert_eq!(kept, format!("{DRIVER} StorageDegraded/Old - -"), "{gate}");
+        assert_eq!(driver.calls_of("NodeGetStorageHealth"), 0, "{gate}");
         delete_all(&sim, &[("web", &uid)]).await;
         sim.finish().await;
     }
