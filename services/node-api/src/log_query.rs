@@ -13,7 +13,8 @@ use axum::body::Body;
 use bytes::Bytes;
 use futures::stream::{self, BoxStream, StreamExt as _};
 use http::StatusCode;
-use tokio::process::Command;
+use quintlet_kit::task;
+use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 use tokio_util::io::ReaderStream;
 
@@ -257,12 +258,13 @@ impl LogQuery {
             });
         }
         if !journal.is_empty() {
-            parts.push(self.journal(&query.arguments(&journal)));
+            parts.push(self.journal(&query.arguments(&journal)).await);
         }
         parts
     }
 
-    fn command(&self, arguments: &[String]) -> Command {
+    /// Starts journalctl. The process is killed when the result is dropped.
+    async fn spawn(&self, arguments: &[String]) -> std::io::Result<Child> {
         let mut command = Command::new(&self.journalctl);
         command
             .args(arguments)
@@ -271,20 +273,20 @@ impl LogQuery {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
-        command
+        task::blocking(move || command.spawn()).await
     }
 
     /// Returns whether the journal has a line of the service.
     async fn has_lines_of(&self, service: &str) -> bool {
         let arguments = ["--quiet", "--no-pager", "--lines=1", "--output=cat"].map(str::to_owned);
         let arguments = [&arguments[..], &[format!("--unit={service}")]].concat();
-        let output = tokio::time::timeout(LOOKUP_TIMEOUT, self.command(&arguments).output()).await;
+        let lookup = async { self.spawn(&arguments).await?.wait_with_output().await };
+        let output = tokio::time::timeout(LOOKUP_TIMEOUT, lookup).await;
         matches!(output, Ok(Ok(output)) if !output.stdout.is_empty())
     }
 
-    fn journal(&self, arguments: &[String]) -> Part {
-        let spawned = self.command(arguments).spawn();
-        let Ok(mut child) = spawned else {
+    async fn journal(&self, arguments: &[String]) -> Part {
+        let Ok(mut child) = self.spawn(arguments).await else {
             return text_part("error: journal output not available\n".to_owned());
         };
         let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
