@@ -137,15 +137,15 @@ async fn pull(
     }
     begins();
     wanted.event(ctx, EventType::Normal, "Pulling", &format!("Pulling image {name:?}"));
-    let asked = ctx.clock.boot();
-    let mut began = asked;
+    let requested = ctx.clock.boot();
+    let mut began = requested;
     let lane = async {
         began = ctx.clock.boot();
         try_all(ctx, wanted, &spec).await
     };
     let pulled = ctx.images.pulls.run(&image, lane).await;
     let uid = wanted.pod.metadata.uid.as_deref().unwrap_or_default();
-    ctx.reporting.metrics.start_latency.image_pulled(uid, ctx.clock.boot().saturating_sub(asked));
+    ctx.reporting.metrics.start_latency.image_pulled(uid, ctx.clock.boot().saturating_sub(requested));
     match pulled {
         Ok(Pulled { image_ref, pull_credentials, begun }) => {
             let found =
@@ -161,8 +161,8 @@ async fn pull(
             };
             let now = ctx.clock.boot();
             let size = found.size;
-            ctx.reporting.metrics.operations.image_pulled(size, now.saturating_sub(asked));
-            let (took, whole) = (ms(now.saturating_sub(began)), ms(now.saturating_sub(asked)));
+            ctx.reporting.metrics.operations.image_pulled(size, now.saturating_sub(requested));
+            let (took, whole) = (ms(now.saturating_sub(began)), ms(now.saturating_sub(requested)));
             let text = format!(
                 "Successfully pulled image {name:?} in {took} ({whole} including waiting). Image size: {size} bytes."
             );
@@ -232,7 +232,8 @@ async fn may_use(ctx: &PullContext, wanted: Wanted<'_>, image: &str, id: &str) -
         secrets.extend(pull_credentials.kubernetes_secrets);
         accounts.extend(pull_credentials.kubernetes_service_accounts);
     }
-    let (records, image, id) = (ctx.images.pull_records.clone(), image.to_owned(), id.to_owned());
+    let records = ctx.images.pull_records.clone();
+    let (image, id) = (image.to_owned(), id.to_owned());
     blocking(move || records.may_use(&image, &id, &secrets, &accounts)).await
 }
 

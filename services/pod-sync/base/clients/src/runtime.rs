@@ -572,8 +572,8 @@ mod tests {
 
     #[test]
     fn a_command_without_a_limit_is_waited_for_longer_than_any_grace_period() {
-        let (call, minute, week) =
-            (Duration::from_secs(120), Duration::from_secs(60), Duration::from_secs(7 * 24 * 3600));
+        let call = Duration::from_secs(120);
+        let (minute, week) = (Duration::from_secs(60), Duration::from_secs(7 * 24 * 3600));
         assert_eq!(exec_wait(Some(minute), call), Duration::from_secs(180));
         assert!(exec_wait(None, call) > week, "{:?}", exec_wait(None, call));
     }

@@ -153,7 +153,7 @@ mod tests {
     #[derive(Default)]
     struct Fake {
         down: Mutex<bool>,
-        asked: Mutex<u32>,
+        requests: Mutex<u32>,
         clock: Mutex<Timestamp>,
         life: i64,
     }
@@ -164,8 +164,8 @@ mod tests {
             if *self.down.lock() {
                 return Err(TokenError::Api("down".to_owned()));
             }
-            *self.asked.lock() += 1;
-            let token = format!("t{}", self.asked.lock());
+            *self.requests.lock() += 1;
+            let token = format!("t{}", self.requests.lock());
             let expires = *self.clock.lock() + SignedDuration::from_secs(self.life);
             Ok(Token { token, expires, expiration_seconds: self.life })
         }

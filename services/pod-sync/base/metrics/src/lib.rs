@@ -377,17 +377,17 @@ mod tests {
 
     #[test]
     fn a_terminated_container_is_counted_once() {
-        let of = |name: &str, state: serde_json::Value| json!({"name": name, "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state});
+        let container = |name: &str, state: serde_json::Value| json!({"name": name, "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state});
         let ended = |code: i32| json!({"terminated": {"exitCode": code, "reason": "Error"}});
         let running = json!({"running": {}});
         let before = status(json!({
-            "initContainerStatuses": [of("i", ended(0)), of("s", running.clone())],
-            "containerStatuses": [of("a", running.clone()), of("b", running)],
+            "initContainerStatuses": [container("i", ended(0)), container("s", running.clone())],
+            "containerStatuses": [container("a", running.clone()), container("b", running)],
         }));
         let after = status(json!({
-            "initContainerStatuses": [of("i", ended(0)), of("s", ended(137))],
-            "containerStatuses": [of("a", ended(1)), of("b", json!({"waiting": {"reason": "x"}}))],
-            "ephemeralContainerStatuses": [of("e", ended(2))],
+            "initContainerStatuses": [container("i", ended(0)), container("s", ended(137))],
+            "containerStatuses": [container("a", ended(1)), container("b", json!({"waiting": {"reason": "x"}}))],
+            "ephemeralContainerStatuses": [container("e", ended(2))],
         }));
         let labels = |old: Option<&PodStatus>, new: &PodStatus| -> Vec<(&str, i32)> {
             terminations(old, new).iter().map(|l| (l.container_type, l.exit_code)).collect()

@@ -344,7 +344,7 @@ impl<T> Default for KeptJson<T> {
 impl<T: Serialize> KeptJson<T> {
     fn of(&mut self, value: Option<&Arc<T>>) -> serde_json::Result<&[u8]> {
         let Some(value) = value else { return Ok(b"null") };
-        let kept = self.0.take().filter(|(of, _)| Arc::ptr_eq(of, value));
+        let kept = self.0.take().filter(|(written, _)| Arc::ptr_eq(written, value));
         let json = match kept {
             Some((_, json)) => json,
             None => serde_json::to_vec(value)?.into_boxed_slice(),

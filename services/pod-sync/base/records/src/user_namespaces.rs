@@ -491,15 +491,15 @@ mod tests {
         let owner = pod(dir.path(), "a");
         let bytes = serde_json::to_vec(&WireFile::of(last)).unwrap();
         std::fs::write(paths::pod_dir(dir.path(), &owner).join("userns"), bytes).unwrap();
-        let of = |first: u32, ids: u32| {
+        let id_pool = |first: u32, ids: u32| {
             let line = format!("0: kubelet {first} {ids}\n");
             IdPool::of_subids(&line, &line, 1, ID_UNIT)
         };
         let first = u32::MAX - (2 * ID_UNIT - 1);
-        let pool = of(first, ID_UNIT).unwrap();
+        let pool = id_pool(first, ID_UNIT).unwrap();
         assert_eq!(pool.ranges().collect::<Vec<_>>(), [Range { first, length: ID_UNIT }]);
         for (first, all) in [(first, 2 * ID_UNIT), (last.first, ID_UNIT), (first, 3 * ID_UNIT)] {
-            assert_eq!(of(first, all), Err(IdPoolError::OutOfIds { first, all }), "{first} {all}");
+            assert_eq!(id_pool(first, all), Err(IdPoolError::OutOfIds { first, all }), "{first} {all}");
         }
         let all = UserNamespaces::new(dir.path(), pool);
         assert!(

@@ -165,7 +165,7 @@ pub enum Work {
 
 /// Outcome of a piece of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum WorkOutcome {
     /// The phase is complete: the next phase follows, or the pod is forgotten.
     Advance,
     /// An action was executed: run again at once.
@@ -242,7 +242,7 @@ pub enum Input {
     /// The worker's sync reached the runtime and is no longer cancelled.
     RuntimeReached(PodUid),
     /// The worker finished its work.
-    Done { uid: PodUid, outcome: Outcome },
+    Done { uid: PodUid, outcome: WorkOutcome },
     /// The worker exited unexpectedly.
     WorkerExited(PodUid),
 }
@@ -399,11 +399,11 @@ impl Rule {
     ];
 }
 
-/// Result of a step.
+/// Changes of the workers that one input caused.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Step {
+pub struct WorkerTransition {
     pub effects: Vec<Effect>,
-    /// Transitions that were taken.
+    /// Rules that were applied, in order.
     pub rules: Vec<Rule>,
 }
 

@@ -11,9 +11,9 @@ use super::policy;
 use super::tests::faulty_policy as policy;
 use super::{
     ContentRemoval, Effect, FullNameQueue, FullNameWaiter, InFlightWork, Input, KillPodOptions, NAME_WAIT,
-    ORPHAN_GRACE, OrphanState, Outcome, PodFacts, PodGrace, PodSyncStatus, PodSyncStatuses, Rule,
-    SourceState, Step, SyncPodType, Termination, TerminationCause, TerminationProgress, Work, WorkerPhase,
-    jitter,
+    ORPHAN_GRACE, OrphanState, PodFacts, PodGrace, PodSyncStatus, PodSyncStatuses, Rule, SourceState,
+    SyncPodType, Termination, TerminationCause, TerminationProgress, Work, WorkOutcome, WorkerPhase,
+    WorkerTransition, jitter,
 };
 
 /// Time and randomness of a step.
@@ -31,8 +31,8 @@ impl PodSyncStatuses {
     }
 
     /// Applies an input. `now` is CLOCK_BOOTTIME, `chance` is in `[0, 1)`.
-    pub fn step(&mut self, input: Input, now: Duration, chance: f64) -> Step {
-        let mut out = Step::default();
+    pub fn step(&mut self, input: Input, now: Duration, chance: f64) -> WorkerTransition {
+        let mut out = WorkerTransition::default();
         let at = At { now, chance };
         match input {
             Input::Update { uid, facts, kind, quiet } => {
@@ -65,7 +65,7 @@ impl PodSyncStatuses {
         out
     }
 
-    fn add(&mut self, uid: &PodUid, state: PodSyncStatus, out: &mut Step) {
+    fn add(&mut self, uid: &PodUid, state: PodSyncStatus, out: &mut WorkerTransition) {
         if state.facts.is_static && !state.started {
             self.name_queue.join(&state.facts.full_name, uid);
         }
@@ -81,7 +81,7 @@ impl PodSyncStatuses {
         kind: SyncPodType,
         quiet: bool,
         at: At,
-        out: &mut Step,
+        out: &mut WorkerTransition,
     ) {
         if !self.pods.contains_key(&uid) {
             let mut state = PodSyncStatus::new(facts.clone());
@@ -156,7 +156,7 @@ impl PodSyncStatuses {
         }
     }
 
-    fn remove(&mut self, uid: &PodUid, at: At, out: &mut Step) {
+    fn remove(&mut self, uid: &PodUid, at: At, out: &mut WorkerTransition) {
         let Some(state) = self.pods.get_mut(uid) else {
             out.rules.push(Rule::RemoveOfUnknown);
             return;
@@ -177,7 +177,7 @@ impl PodSyncStatuses {
     }
 
     // The worker exists to keep the status until the pod is deleted.
-    fn refuse(&mut self, uid: &PodUid, at: At, out: &mut Step) {
+    fn refuse(&mut self, uid: &PodUid, at: At, out: &mut WorkerTransition) {
         let Some(state) = self.pods.get_mut(uid) else { return };
         if state.termination.is_some() {
             return;
@@ -190,7 +190,7 @@ impl PodSyncStatuses {
         self.free_name(uid, out);
     }
 
-    fn orphan(&mut self, uid: PodUid, full_name: String, at: At, out: &mut Step) {
+    fn orphan(&mut self, uid: PodUid, full_name: String, at: At, out: &mut WorkerTransition) {
         let Some(state) = self.pods.get_mut(&uid) else {
             let grace = PodGrace { deletion: Some(ORPHAN_GRACE), termination: None };
             let mut state = PodSyncStatus::new(PodFacts { full_name, grace, ..PodFacts::default() });
@@ -219,7 +219,7 @@ impl PodSyncStatuses {
         facts: PodFacts,
         termination: Option<Termination>,
         started: bool,
-        out: &mut Step,
+        out: &mut WorkerTransition,
     ) {
         let mut state = PodSyncStatus::new(facts);
         // A terminating pod had started: a pod that never started is not recorded as terminating.
@@ -245,7 +245,7 @@ impl PodSyncStatuses {
         self.add(&uid, state, out);
     }
 
-    fn known(&mut self, desired: &BTreeSet<PodUid>, at: At, out: &mut Step) {
+    fn known(&mut self, desired: &BTreeSet<PodUid>, at: At, out: &mut WorkerTransition) {
         self.synced = true;
         let uids: Vec<PodUid> = self.pods.keys().cloned().collect();
         for uid in uids {
@@ -277,7 +277,7 @@ impl PodSyncStatuses {
         }
     }
 
-    fn take(&mut self, uid: PodUid, at: At, out: &mut Step) {
+    fn take(&mut self, uid: PodUid, at: At, out: &mut WorkerTransition) {
         let Some(state) = self.pods.get_mut(&uid) else {
             out.rules.push(Rule::TakeOfUnknown);
             out.effects.push(Effect::Forget(uid));
@@ -310,7 +310,7 @@ impl PodSyncStatuses {
     }
 
     // Returns false if the pod does not start now; the effects say what happens instead.
-    fn starts(&mut self, uid: &PodUid, at: At, out: &mut Step) -> bool {
+    fn starts(&mut self, uid: &PodUid, at: At, out: &mut WorkerTransition) -> bool {
         let Some(state) = self.pods.get(uid) else { return false };
         let name = state.facts.full_name.clone();
         if !state.facts.is_static {
@@ -353,7 +353,7 @@ impl PodSyncStatuses {
         true
     }
 
-    fn done(&mut self, uid: PodUid, outcome: Outcome, at: At, out: &mut Step) {
+    fn done(&mut self, uid: PodUid, outcome: WorkOutcome, at: At, out: &mut WorkerTransition) {
         let resync = self.resync;
         let Some(state) = self.pods.get_mut(&uid) else {
             out.rules.push(Rule::DoneOfUnknown);
@@ -364,19 +364,19 @@ impl PodSyncStatuses {
             out.rules.push(Rule::DoneOfUnknown);
             return;
         };
-        let interruptions = if outcome == Outcome::Interrupted { state.interruptions } else { 0 };
+        let interruptions = if outcome == WorkOutcome::Interrupted { state.interruptions } else { 0 };
         state.interruptions =
-            if outcome == Outcome::Interrupted { interruptions.saturating_add(1) } else { 0 };
-        if outcome == Outcome::Advance {
+            if outcome == WorkOutcome::Interrupted { interruptions.saturating_add(1) } else { 0 };
+        if outcome == WorkOutcome::Advance {
             return self.advance(uid, busy.phase, at, out);
         }
         out.rules.push(match outcome {
-            Outcome::Advance | Outcome::Requeue => Rule::DoneRequeue,
-            Outcome::Idle(_) => Rule::DoneIdle,
-            Outcome::NetworkNotReady => Rule::DoneNetwork,
-            Outcome::Failed(_) => Rule::DoneFailed,
-            Outcome::Interrupted => Rule::DoneInterrupted,
-            Outcome::Cancelled => Rule::DoneCancelled,
+            WorkOutcome::Advance | WorkOutcome::Requeue => Rule::DoneRequeue,
+            WorkOutcome::Idle(_) => Rule::DoneIdle,
+            WorkOutcome::NetworkNotReady => Rule::DoneNetwork,
+            WorkOutcome::Failed(_) => Rule::DoneFailed,
+            WorkOutcome::Interrupted => Rule::DoneInterrupted,
+            WorkOutcome::Cancelled => Rule::DoneCancelled,
         });
         let wait = if busy.superseded {
             out.rules.push(Rule::DoneSuperseded);
@@ -387,9 +387,9 @@ impl PodSyncStatuses {
         out.effects.push(Effect::Wait(uid, wait));
     }
 
-    fn advance(&mut self, uid: PodUid, from: WorkerPhase, at: At, out: &mut Step) {
+    fn advance(&mut self, uid: PodUid, phase: WorkerPhase, at: At, out: &mut WorkerTransition) {
         let Some(state) = self.pods.get_mut(&uid) else { return };
-        if from == WorkerPhase::Finished || (state.is_runtime_only() && from == WorkerPhase::Terminating) {
+        if phase == WorkerPhase::Finished || (state.is_runtime_only() && phase == WorkerPhase::Terminating) {
             out.rules.push(if state.is_runtime_only() { Rule::OrphanStopped } else { Rule::PodForgotten });
             return self.forget(&uid, out);
         }
@@ -400,14 +400,14 @@ impl PodSyncStatuses {
             termination.progress = TerminationProgress::Stopping;
             state.termination = Some(termination);
             out.rules.push(Rule::SyncCompleted);
-        } else if from > WorkerPhase::Sync {
-            let next = policy::next_phase(from);
+        } else if phase > WorkerPhase::Sync {
+            let next = policy::next_phase(phase);
             state.set_progress(match next {
                 WorkerPhase::Sync | WorkerPhase::Terminating => TerminationProgress::Stopping,
                 WorkerPhase::Terminated => TerminationProgress::Stopped,
                 WorkerPhase::Finished => TerminationProgress::Finished,
             });
-            out.rules.push(match from {
+            out.rules.push(match phase {
                 WorkerPhase::Sync | WorkerPhase::Terminating => Rule::ContainersStopped,
                 WorkerPhase::Terminated | WorkerPhase::Finished => Rule::PodTornDown,
             });
@@ -423,14 +423,14 @@ impl PodSyncStatuses {
         out.effects.push(Effect::Wait(uid, Duration::ZERO));
     }
 
-    fn stopped(&mut self, uid: &PodUid, out: &mut Step) {
+    fn stopped(&mut self, uid: &PodUid, out: &mut WorkerTransition) {
         let waiters = self.pods.get_mut(uid).map(|s| std::mem::take(&mut s.waiters)).unwrap_or_default();
         if !waiters.is_empty() {
             out.effects.push(Effect::NotifyStopped(uid.clone(), waiters));
         }
     }
 
-    fn free_name(&mut self, uid: &PodUid, out: &mut Step) {
+    fn free_name(&mut self, uid: &PodUid, out: &mut WorkerTransition) {
         let Some(name) = self.pods.get(uid).map(|s| s.facts.full_name.clone()) else { return };
         if self.name_queue.free(&name, uid) {
             out.rules.push(Rule::NameFreed);
@@ -441,7 +441,7 @@ impl PodSyncStatuses {
         }
     }
 
-    fn forget(&mut self, uid: &PodUid, out: &mut Step) {
+    fn forget(&mut self, uid: &PodUid, out: &mut WorkerTransition) {
         self.stopped(uid, out);
         self.free_name(uid, out);
         let Some(state) = self.pods.remove(uid) else { return };
@@ -474,7 +474,7 @@ fn end(
     rule: Rule,
     kill: Option<KillPodOptions>,
     at: At,
-    out: &mut Step,
+    out: &mut WorkerTransition,
 ) {
     let wanted = kill.as_ref().and_then(|k| k.grace);
     state.allow_removal(ContentRemoval::OnceTerminated, cause == TerminationCause::Deleted);
@@ -505,7 +505,7 @@ fn end(
     wake(state, uid, out);
 }
 
-fn shorten(state: &mut PodSyncStatus, uid: &PodUid, wanted: Option<i64>, at: At, out: &mut Step) {
+fn shorten(state: &mut PodSyncStatus, uid: &PodUid, wanted: Option<i64>, at: At, out: &mut WorkerTransition) {
     let Some(termination) = state.termination.as_mut() else { return };
     let effective = policy::grace(termination.grace_seconds, state.facts.grace, wanted);
     if !effective.shortened {
@@ -518,7 +518,7 @@ fn shorten(state: &mut PodSyncStatus, uid: &PodUid, wanted: Option<i64>, at: At,
     cancel(state, uid, false, true, out);
 }
 
-fn cancel(state: &PodSyncStatus, uid: &PodUid, begins: bool, shortened: bool, out: &mut Step) {
+fn cancel(state: &PodSyncStatus, uid: &PodUid, begins: bool, shortened: bool, out: &mut WorkerTransition) {
     let Some(busy) = state.busy.as_ref() else { return };
     match busy.phase {
         WorkerPhase::Sync if policy::cancels(!busy.cancellable, begins, shortened) => {
@@ -536,7 +536,7 @@ fn cancel(state: &PodSyncStatus, uid: &PodUid, begins: bool, shortened: bool, ou
     }
 }
 
-fn wake(state: &mut PodSyncStatus, uid: &PodUid, out: &mut Step) {
+fn wake(state: &mut PodSyncStatus, uid: &PodUid, out: &mut WorkerTransition) {
     if let Some(busy) = state.busy.as_mut() {
         busy.superseded = true;
     }
