@@ -10,10 +10,10 @@ use super::policy;
 #[cfg(test)]
 use super::tests::faulty_policy as policy;
 use super::{
-    ContentRemoval, Effect, FullNameQueue, FullNameWaiter, InFlightWork, Input, KillPodOptions, NAME_WAIT,
-    ORPHAN_GRACE, OrphanState, PodFacts, PodGrace, PodSyncStatus, PodSyncStatuses, Rule, SourceState,
-    SyncPodType, Termination, TerminationCause, TerminationProgress, Work, WorkOutcome, WorkerPhase,
-    WorkerTransition, jitter,
+    Effect, FullNameQueue, FullNameWaiter, InFlightWork, Input, KillPodOptions, NAME_WAIT, ORPHAN_GRACE,
+    OrphanState, PodFacts, PodGrace, PodSyncStatus, PodSyncStatuses, Rule, SourceState, SyncPodType,
+    Termination, TerminationCause, TerminationProgress, Work, WorkOutcome, WorkerPhase, WorkerTransition,
+    jitter,
 };
 
 /// Time and randomness of a step.
@@ -88,7 +88,6 @@ impl PodSyncStatuses {
             if facts.terminal && quiet {
                 // Only its remains have to be removed.
                 state.started = true;
-                state.allow_removal(ContentRemoval::OnceTerminated, facts.deleted);
                 let mut termination = begin(TerminationCause::Completed, facts.grace, None, at.now);
                 termination.progress = TerminationProgress::Stopped;
                 state.termination = Some(termination);
@@ -115,7 +114,6 @@ impl PodSyncStatuses {
         };
         if state.phase() >= WorkerPhase::Terminated {
             // A deletion still has to be reported in the status.
-            state.allow_removal(ContentRemoval::OnceTerminated, facts.deleted);
             state.facts = facts;
             match kill.and_then(|k| k.waiter) {
                 Some(waiter) => {
@@ -162,7 +160,6 @@ impl PodSyncStatuses {
             return;
         };
         state.source = SourceState::Removed;
-        state.allow_removal(ContentRemoval::OnceTerminated, true);
         if state.termination.is_some() {
             if state.termination.as_ref().is_some_and(|e| e.cause == TerminationCause::Completed)
                 && let Some(termination) = state.termination.as_mut()
@@ -196,7 +193,6 @@ impl PodSyncStatuses {
             let mut state = PodSyncStatus::new(PodFacts { full_name, grace, ..PodFacts::default() });
             state.orphan = OrphanState::RuntimeOnly;
             state.source = SourceState::Removed;
-            state.allow_removal(ContentRemoval::OnceTerminated, true);
             state.termination = Some(begin(TerminationCause::Removed, grace, None, at.now));
             out.rules.push(Rule::OrphanOfUnknown);
             return self.add(&uid, state, out);
@@ -209,7 +205,6 @@ impl PodSyncStatuses {
             wake(state, &uid, out);
             return;
         }
-        state.allow_removal(ContentRemoval::OnceTerminated, true);
         end(state, &uid, TerminationCause::Removed, Rule::TerminatesKnownOrphan, None, at, out);
     }
 
@@ -229,8 +224,6 @@ impl PodSyncStatuses {
         if is_removed {
             state.source = SourceState::Removed;
         }
-        state.allow_removal(ContentRemoval::OnceTerminated, state.facts.deleted || is_removed);
-        state.allow_removal(ContentRemoval::AtOnce, cause == Some(TerminationCause::Evicted));
         // The previous process had taken up the termination.
         state.termination =
             termination.map(|t| Termination { progress: t.progress.max(TerminationProgress::Stopping), ..t });
@@ -257,7 +250,6 @@ impl PodSyncStatuses {
             }
             let was_removed = state.source.was_removed();
             state.source = SourceState::Removed;
-            state.allow_removal(ContentRemoval::OnceTerminated, true);
             if state.phase() == WorkerPhase::Finished {
                 out.rules.push(Rule::SyncReleasesFinished);
                 if !was_removed {
@@ -396,7 +388,6 @@ impl PodSyncStatuses {
         if state.termination.is_none() {
             // Neither deleted nor killed: its phase became terminal.
             let mut termination = begin(TerminationCause::Completed, state.facts.grace, None, at.now);
-            state.allow_removal(ContentRemoval::OnceTerminated, state.facts.deleted);
             termination.progress = TerminationProgress::Stopping;
             state.termination = Some(termination);
             out.rules.push(Rule::SyncCompleted);
@@ -477,8 +468,6 @@ fn end(
     out: &mut WorkerTransition,
 ) {
     let wanted = kill.as_ref().and_then(|k| k.grace);
-    state.allow_removal(ContentRemoval::OnceTerminated, cause == TerminationCause::Deleted);
-    state.allow_removal(ContentRemoval::AtOnce, kill.as_ref().is_some_and(|k| k.evict));
     match state.termination.as_mut() {
         None => {
             let mut termination = begin(cause, state.facts.grace, wanted, at.now);

@@ -145,7 +145,7 @@ fn a_reused_uid_starts_once_the_previous_pod_has_terminated() {
 #[test]
 fn the_predicates_are_as_the_kubelets() {
     type Ask = fn(&PodSyncStatuses, &PodUid) -> bool;
-    let rows: [(&str, Ask, [bool; 7]); 7] = [
+    let rows: [(&str, Ask, [bool; 7]); 3] = [
         // An unknown pod before and after the sources are ready; then sync, termination requested,
         // terminating, terminated, finished.
         (
@@ -153,31 +153,11 @@ fn the_predicates_are_as_the_kubelets() {
             PodSyncStatuses::is_known_terminated,
             [false, false, false, false, false, true, true],
         ),
-        (
-            "could run",
-            PodSyncStatuses::could_have_running_containers,
-            [true, false, true, true, true, false, false],
-        ),
         ("finished", PodSyncStatuses::should_be_finished, [false, true, false, false, false, false, true]),
         (
             "requested",
             PodSyncStatuses::is_termination_requested,
             [false, false, false, true, true, true, true],
-        ),
-        (
-            "containers end",
-            PodSyncStatuses::should_containers_be_terminating,
-            [false, true, false, false, true, true, true],
-        ),
-        (
-            "runtime goes",
-            PodSyncStatuses::should_runtime_be_removed,
-            [false, true, false, false, false, true, true],
-        ),
-        (
-            "content goes",
-            PodSyncStatuses::should_content_be_removed,
-            [false, true, false, false, false, true, true],
         ),
     ];
     let mut stages = vec![workers()];
@@ -198,11 +178,6 @@ fn the_predicates_are_as_the_kubelets() {
         let got: Vec<bool> = stages.iter().map(|w| ask(w, &uid(0))).collect();
         assert_eq!(got, want, "{name}");
     }
-    let mut w = running(api(30));
-    let evict = KillPodOptions { evict: true, ..KillPodOptions::default() };
-    step(&mut w, update(api(30), SyncPodType::Kill(evict)), 2);
-    assert!(w.should_content_be_removed(&uid(0)), "an evicted pod's goes at once");
-
     let mut w = running(PodFacts { is_static: true, ..api(30) });
     assert!(!w.is_static_terminating("a_n"));
     step(&mut w, Input::Remove(uid(0)), 2);
