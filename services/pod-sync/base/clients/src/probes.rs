@@ -61,7 +61,9 @@ const DRIVE: &str = "Probe.Drive";
 /// A probe that failed.
 #[derive(Debug, Clone)]
 pub struct ProbeFailure {
+    /// UID of the pod whose probe failed.
     pub uid: PodUid,
+    /// Name of the container that the probe belongs to.
     pub container: String,
     /// Reason of the event.
     pub reason: String,
