@@ -32,6 +32,7 @@ const CONFIGS: [(&str, &str); 5] =
 pub struct Counted {
     /// Phase of the worker: sync, terminating, terminated or finished; empty before its first sync.
     pub worker: &'static str,
+    /// Whether the pod comes from a manifest.
     pub is_static: bool,
     /// Whether the source no longer has the pod.
     pub is_removed: bool,
@@ -39,6 +40,7 @@ pub struct Counted {
     pub is_terminated: bool,
 }
 
+/// Numbers of pods, by the source that desires them and the phase of their workers.
 #[derive(Debug, Clone)]
 pub struct Census {
     desired: Family<StaticLabel, Gauge>,

@@ -57,8 +57,11 @@ pub enum ImageRemoval {
 /// An operation on the cgroup of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CgroupOperation {
+    /// The cgroup is created with the limits of the pod.
     Create,
+    /// Limits of an existing cgroup change.
     Update,
+    /// The cgroup is removed.
     Destroy,
 }
 
