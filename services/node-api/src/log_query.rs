@@ -55,6 +55,7 @@ struct Query {
     options: Options,
 }
 
+/// The parameters that select lines of the journal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Options {
     since: Option<jiff::Timestamp>,
@@ -240,6 +241,7 @@ impl LogQuery {
         Some(with_type(StatusCode::OK, "text/plain; charset=utf-8", Body::from_stream(all)))
     }
 
+    /// Returns the logs of services: files first, then the journal.
     async fn parts(&self, root: &Path, query: &Query) -> Vec<Part> {
         let (mut journal, mut files) = (Vec::new(), Vec::new());
         for service in &query.services {
@@ -285,13 +287,11 @@ impl LogQuery {
         matches!(output, Ok(Ok(output)) if !output.stdout.is_empty())
     }
 
+    /// Returns the output of journalctl.
     async fn journal(&self, arguments: &[String]) -> Part {
-        let Ok(mut child) = self.spawn(arguments).await else {
-            return text_part("error: journal output not available\n".to_owned());
-        };
-        let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
-            return text_part("error: journal output not available\n".to_owned());
-        };
+        let unavailable = || text_part("error: journal output not available\n".to_owned());
+        let Ok(mut child) = self.spawn(arguments).await else { return unavailable() };
+        let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else { return unavailable() };
         // The process ends when its output is no longer read.
         let held = move |block| {
             let _held = &child;

@@ -171,31 +171,24 @@ async fn pull(
             Ok(Ready { image_ref, image: found })
         }
         Err(NotPulled::Failed(text)) => {
-            wanted.event(
-                ctx,
-                EventType::Warning,
-                "Failed",
-                &format!("Failed to pull image {name:?}: {text}"),
-            );
-            let special = SPECIAL.iter().find(|(reason, _)| text.starts_with(reason.as_str()));
-            let (reason, message) = match special {
-                Some((reason, why)) => {
-                    let rest = &text[reason.as_str().len()..];
-                    (*reason, format!("image pull failed for {name} {why}{rest}"))
-                }
-                None => (StartFailure::ErrImagePull, text),
-            };
-            backoff.record_failure(
-                &image,
-                ctx.clock.boot(),
-                BackoffDelays::default(),
-                reason.as_str(),
-                &message,
-            );
+            let failed = format!("Failed to pull image {name:?}: {text}");
+            wanted.event(ctx, EventType::Warning, "Failed", &failed);
+            let (reason, message) = failure_of(name, text);
+            let (now, delays) = (ctx.clock.boot(), BackoffDelays::default());
+            backoff.record_failure(&image, now, delays, reason.as_str(), &message);
             Err(NoImage::Waits(reason.with_message(message)))
         }
         Err(NotPulled::Interrupted(e)) => Err(NoImage::Interrupted(e)),
     }
+}
+
+/// Returns the waiting reason and message for the error of a pull.
+fn failure_of(name: &str, text: String) -> (StartFailure, String) {
+    let special = SPECIAL.iter().find_map(|(reason, why)| {
+        let rest = text.strip_prefix(reason.as_str())?;
+        Some((*reason, format!("image pull failed for {name} {why}{rest}")))
+    });
+    special.unwrap_or((StartFailure::ErrImagePull, text))
 }
 
 /// Returns the description of a pulled image. Without the user in it, a container would run as root.
