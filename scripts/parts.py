@@ -32,15 +32,7 @@ CHANGES = {
 FOR_TESTS = ("fuzzing.rs",)
 # Kind of fault, subject: the number of today.
 ALLOWED = {
-    ("impl", "cri-proxy Forwarder"): 6,
-    ("impl", "node-api/statistics Stats"): 6,
     ("impl", "pod-sync Agent"): 7,
-    ("impl", "pod-sync Service"): 5,
-    ("impl", "pod-sync/volumes/in-tree Mounter"): 4,
-    ("test-only", "cri-proxy"): 1,
-    ("test-only", "pod-sync/base/decisions"): 5,
-    ("test-only", "pod-sync/volumes/csi"): 1,
-    ("test-only", "shared/localnode"): 2,
     ("test-only", "shared/telemetry"): 1,
 }
 LEAST = 4000

@@ -5,31 +5,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
-use quintlet_kit::clock::{Clock, bounded};
+use quintlet_kit::clock::Clock;
 use quintlet_model::outcome::Outcome;
 use quintlet_telemetry::propagate;
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 use tracing::{Instrument as _, Span, field};
 
-use crate::budget::{ByteBudget, Reservation};
+use crate::budget::ByteBudget;
 use crate::completed_execs::CompletedExecs;
-use crate::fence::{Fence, FenceError};
 use crate::inflight::{InFlight, PendingReply};
-use crate::lanes::Lanes;
-use crate::lists::{self, UnsupportedListStreams};
+use crate::lists;
 use crate::metrics::{Metrics, OTHER};
 use crate::orphaned_tasks::OrphanedTasks;
-use crate::policy::{self, CallDecision, Class, Deadline, Lane, Policy, Socket};
+use crate::policy::{self, CallDecision, Class, Lane, Policy, Socket};
 use crate::reply::{self, Body, Reply};
-use crate::request_info::RequestInfo;
 use crate::runtime_info::ConnectedRuntime;
 use crate::upstream::Upstream;
 
+mod call;
 mod dispatch;
 mod exec_reply;
 mod listing;
@@ -37,91 +33,37 @@ mod request_body;
 mod stream;
 mod stream_body;
 mod unary;
+mod upstreams;
 
+use dispatch::Dispatcher;
+use stream::OpenedStream;
+use upstreams::Upstreams;
+
+pub use call::Call;
 pub use exec_reply::MAX_OUTPUT;
 pub use listing::{MAX_BUFFERED, MIN_INTERVAL};
 
 /// Maximum size of a request: the CRI's limit of 16 MiB and the gRPC prefix.
 const MAX_REQUEST: usize = (16 << 20) + 5;
-/// Maximum size of a unary reply: the same limit, which containerd enforces, too.
-const MAX_REPLY: usize = (16 << 20) + 5;
 
-/// The method that is retried after orphaned tasks were killed.
-const REMOVE_CONTAINER: &str = "RemoveContainer";
 /// On the socket `sync`, these are lifecycle hooks, which must not run twice.
 const EXEC_SYNC: &str = "ExecSync";
 
-/// State that all calls share.
+/// Decides about calls, joins them and remembers their results.
 pub struct Forwarder {
-    upstream: Upstream,
-    /// The image service, if it has another socket.
-    images: Option<Upstream>,
-    /// Default time limit of a call.
-    timeout: Duration,
-    lanes: Lanes,
-    fence: Fence,
+    dispatcher: Arc<Dispatcher>,
     in_flight: InFlight,
     completed_execs: CompletedExecs,
-    clock: Clock,
-    metrics: Metrics,
-    orphaned_tasks: OrphanedTasks,
-    unsupported_streams: UnsupportedListStreams,
     runtime: ConnectedRuntime,
     /// Byte limits per socket.
     budgets: [(Socket, ByteBudget); Socket::ALL.len()],
-    /// Number of unary calls in progress.
-    in_progress: watch::Sender<usize>,
     /// Cancelled when streams are to end.
     closing: CancellationToken,
 }
 
-/// Counts a unary call in progress.
-struct InProgress<'a>(&'a watch::Sender<usize>);
-
-impl Drop for InProgress<'_> {
-    fn drop(&mut self) {
-        self.0.send_modify(|n| *n = n.saturating_sub(1));
-    }
-}
-
 impl std::fmt::Debug for Forwarder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Forwarder").field("upstream", &self.upstream).finish_non_exhaustive()
-    }
-}
-
-/// A unary call that can be sent repeatedly.
-#[derive(Debug, Clone)]
-pub struct Call {
-    pub policy: &'static Policy,
-    /// Metadata for the runtime.
-    pub headers: HeaderMap,
-    /// The body, including the gRPC prefix.
-    pub body: Bytes,
-    /// Information from the request.
-    pub info: RequestInfo,
-    /// The byte limit for its reply.
-    pub budget: ByteBudget,
-    /// Reservation of its body.
-    pub held: Reservation,
-    /// Bytes of each output stream of a command that the caller reads; none if it reads all.
-    pub short_output: Option<usize>,
-}
-
-impl Call {
-    /// Returns the time limit of the call once it is sent, at most [`quintlet_kit::clock::FAR`]. The caller's
-    /// `grpc-timeout` takes precedence over the table.
-    fn timeout(&self, usual: Duration) -> Option<Duration> {
-        let timeout = reply::grpc_timeout(&self.headers).or(match self.policy.deadline {
-            Deadline::Default => Some(usual),
-            Deadline::DefaultPlusRequest { zero_is_unlimited } => {
-                let seconds = u64::try_from(self.info.seconds.unwrap_or(0)).unwrap_or(0);
-                (seconds > 0 || !zero_is_unlimited)
-                    .then(|| usual.saturating_add(Duration::from_secs(seconds)))
-            }
-            Deadline::CallerOnly => None,
-        });
-        timeout.map(bounded)
+        f.debug_struct("Forwarder").field("upstream", &self.dispatcher.upstreams).finish_non_exhaustive()
     }
 }
 
@@ -142,23 +84,22 @@ impl Forwarder {
         let refused = &metrics.refused_bytes;
         let budgets =
             Socket::ALL.map(|socket| (socket, ByteBudget::new(byte_limit(socket), refused.clone())));
+        let completed_execs = CompletedExecs::new(clock.boot());
+        let orphaned_tasks = OrphanedTasks::new(upstream.clone(), namespace);
+        let upstreams = Upstreams::new(upstream, images);
         Self {
-            orphaned_tasks: OrphanedTasks::new(upstream.clone(), namespace),
-            upstream,
-            images,
-            timeout,
-            lanes: Lanes::default(),
-            fence: Fence::default(),
+            dispatcher: Arc::new(Dispatcher::new(upstreams, orphaned_tasks, timeout, clock, metrics)),
             in_flight: InFlight::default(),
-            completed_execs: CompletedExecs::new(clock.boot()),
-            clock,
-            metrics,
-            unsupported_streams: UnsupportedListStreams::default(),
+            completed_execs,
             runtime: ConnectedRuntime::default(),
             budgets,
-            in_progress: watch::Sender::new(0),
             closing: CancellationToken::new(),
         }
+    }
+
+    /// Queues and sends a unary call that changes nothing.
+    pub async fn run(&self, call: &Call) -> Reply {
+        self.dispatcher.run(call, None).await
     }
 
     #[must_use]
@@ -172,22 +113,15 @@ impl Forwarder {
         self.closing.cancel();
     }
 
-    /// Returns the connection for a method.
-    fn upstream_of(&self, path: &str) -> &Upstream {
-        let is_image = path.strip_prefix('/').and_then(|p| p.split('/').next()) == Some(policy::IMAGE);
-        self.images.as_ref().filter(|_| is_image).unwrap_or(&self.upstream)
-    }
-
     /// Completes when no unary call is in progress.
     pub async fn wait_idle(&self) {
-        // The sender exists as long as `self`.
-        let _ = self.in_progress.subscribe().wait_for(|n| *n == 0).await;
+        self.dispatcher.wait_idle().await;
     }
 
     /// Returns the highest owner epoch that was seen.
     #[must_use]
     pub fn owner_epoch(&self) -> u64 {
-        self.fence.highest()
+        self.dispatcher.fence.highest()
     }
 
     /// Returns the mutations in flight.
@@ -198,19 +132,19 @@ impl Forwarder {
 
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
-        &self.metrics
+        &self.dispatcher.metrics
     }
 
     /// Writes the load of the lanes to the metrics.
     pub fn observe_lanes(&self) {
         for lane in Lane::ALL {
-            self.metrics.lane(lane, &self.lanes);
+            self.dispatcher.metrics.lane(lane, &self.dispatcher.lanes);
         }
     }
 
     /// Refuses a call that is not allowed on this socket, or whose method is unknown.
     pub fn refuse(&self, socket: Socket, service: &str, method: &str, known: bool) -> Response<Body> {
-        self.metrics.denied(label(service, method), socket);
+        self.dispatcher.metrics.denied(label(service, method), socket);
         let why = if known { "is not allowed" } else { "is unknown and not allowed" };
         let message = format!("{service}/{method} {why} on the socket {}", socket.name());
         tracing::warn!(socket = socket.name(), method = %format_args!("{service}/{method}"), "call refused");
@@ -244,11 +178,17 @@ impl Forwarder {
         let methods = row.and_then(lists::list_methods).filter(|methods| methods.is_stream);
         let work = async {
             match (row, methods) {
-                (Some(row), Some(methods)) => self.list_stream(socket, row, methods, headers, body).await,
+                (Some(row), Some(methods)) => {
+                    let budget = self.budget(socket);
+                    self.dispatcher.list_stream(budget, row, methods, headers, body).await
+                }
                 (Some(row), None) if row.class != Class::Stream => {
                     self.unary(socket, row, &head.headers, headers, body).await.into_response()
                 }
-                (Some(_) | None, _) => self.stream(label(service, method), path, lane, headers, body).await,
+                (Some(_) | None, _) => {
+                    let stream = OpenedStream { method: label(service, method), path, lane };
+                    stream.pass(&self.dispatcher, &self.closing, headers, body).await
+                }
             }
         };
         work.instrument(span).await
@@ -257,17 +197,11 @@ impl Forwarder {
     /// Refuses a call during which this version of the runtime may end. Callers have another source, as for a
     /// runtime without the method.
     async fn refuse_fatal(&self, row: &Policy) -> Option<Reply> {
-        let (code, message) = match self.runtime.refusal(&self.upstream, row).await {
+        let (code, message) = match self.runtime.refusal(self.dispatcher.upstreams.runtime(), row).await {
             Ok(why) => (Code::Unimplemented, why?),
             Err(error) => (Code::Unavailable, error),
         };
         Some(Reply::local(code, message, Outcome::NotDispatched, Duration::ZERO))
-    }
-
-    fn fenced(&self, method: &'static str, error: FenceError, queued: Duration) -> Reply {
-        self.metrics.fenced(error.name());
-        self.metrics.done(method, Outcome::NotDispatched, None);
-        Reply::local(error.code(), format!("{method}: {error}"), Outcome::NotDispatched, queued)
     }
 }
 
@@ -305,13 +239,4 @@ pub(crate) fn span(service: &str, method: &str, socket: Socket, headers: &Header
     );
     propagate::set_parent(&span, headers);
     span
-}
-
-fn record_reply(span: &Span, reply: &Reply) {
-    span.record("outcome", reply.outcome.name());
-    if reply.outcome != Outcome::Ok {
-        let status = reply.status();
-        span.record("otel.status_code", "ERROR");
-        span.record("error", format!("{:?}: {}", status.code(), status.message()));
-    }
 }

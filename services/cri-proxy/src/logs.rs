@@ -68,7 +68,7 @@ impl ContainerLogs {
             held: Reservation::default(),
             short_output: None,
         };
-        let answer = self.forwarder.run(&call, None).await;
+        let answer = self.forwarder.run(&call).await;
         let status = answer.status();
         if status.code() != Code::Ok {
             return Err(Status::new(status.code(), status.message()));

@@ -267,12 +267,6 @@ impl Metrics {
         self.denied.get_or_create(&SocketLabel { method, socket: socket.name() }).inc();
     }
 
-    /// Returns the number of denied calls.
-    #[must_use]
-    pub fn denied_count(&self, method: &'static str, socket: Socket) -> u64 {
-        self.denied.get_or_create(&SocketLabel { method, socket: socket.name() }).get()
-    }
-
     /// Counts a mutation that the fence refused.
     pub fn fenced(&self, reason: &'static str) {
         self.fenced.get_or_create(&ReasonLabel { reason }).inc();

@@ -155,7 +155,7 @@ impl pb::probe_exec_server::ProbeExec for ProbeExecService {
             short_output: Some(MAX_OUTPUT),
         };
         let span = forward::span(call.policy.service, call.policy.method, Socket::Probe, metadata.as_ref());
-        let reply = self.forwarder.run(&call, None).instrument(span).await;
+        let reply = self.forwarder.run(&call).instrument(span).await;
         let status = reply.status();
         match status.code() {
             Code::Ok => {

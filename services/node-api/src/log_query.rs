@@ -13,7 +13,8 @@ use axum::body::Body;
 use bytes::Bytes;
 use futures::stream::{self, BoxStream, StreamExt as _};
 use http::StatusCode;
-use tokio::process::Command;
+use quintlet_kit::task;
+use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 use tokio_util::io::ReaderStream;
 
@@ -54,6 +55,7 @@ struct Query {
     options: Options,
 }
 
+/// The parameters that select lines of the journal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Options {
     since: Option<jiff::Timestamp>,
@@ -239,6 +241,7 @@ impl LogQuery {
         Some(with_type(StatusCode::OK, "text/plain; charset=utf-8", Body::from_stream(all)))
     }
 
+    /// Returns the logs of services: files first, then the journal.
     async fn parts(&self, root: &Path, query: &Query) -> Vec<Part> {
         let (mut journal, mut files) = (Vec::new(), Vec::new());
         for service in &query.services {
@@ -257,12 +260,13 @@ impl LogQuery {
             });
         }
         if !journal.is_empty() {
-            parts.push(self.journal(&query.arguments(&journal)));
+            parts.push(self.journal(&query.arguments(&journal)).await);
         }
         parts
     }
 
-    fn command(&self, arguments: &[String]) -> Command {
+    /// Starts journalctl. The process is killed when the result is dropped.
+    async fn spawn(&self, arguments: &[String]) -> std::io::Result<Child> {
         let mut command = Command::new(&self.journalctl);
         command
             .args(arguments)
@@ -271,25 +275,23 @@ impl LogQuery {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
-        command
+        task::blocking(move || command.spawn()).await
     }
 
     /// Returns whether the journal has a line of the service.
     async fn has_lines_of(&self, service: &str) -> bool {
         let arguments = ["--quiet", "--no-pager", "--lines=1", "--output=cat"].map(str::to_owned);
         let arguments = [&arguments[..], &[format!("--unit={service}")]].concat();
-        let output = tokio::time::timeout(LOOKUP_TIMEOUT, self.command(&arguments).output()).await;
+        let lookup = async { self.spawn(&arguments).await?.wait_with_output().await };
+        let output = tokio::time::timeout(LOOKUP_TIMEOUT, lookup).await;
         matches!(output, Ok(Ok(output)) if !output.stdout.is_empty())
     }
 
-    fn journal(&self, arguments: &[String]) -> Part {
-        let spawned = self.command(arguments).spawn();
-        let Ok(mut child) = spawned else {
-            return text_part("error: journal output not available\n".to_owned());
-        };
-        let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
-            return text_part("error: journal output not available\n".to_owned());
-        };
+    /// Returns the output of journalctl.
+    async fn journal(&self, arguments: &[String]) -> Part {
+        let unavailable = || text_part("error: journal output not available\n".to_owned());
+        let Ok(mut child) = self.spawn(arguments).await else { return unavailable() };
+        let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else { return unavailable() };
         // The process ends when its output is no longer read.
         let held = move |block| {
             let _held = &child;

@@ -276,6 +276,7 @@ impl NodeApi {
             tracing::warn!(task = name, "task did not stop in time");
         }
         // `quintctl health` does not report a service that was stopped on purpose.
+        // Blocks: the service has ended.
         let _ = std::fs::remove_file(&self.path);
     }
 }

@@ -98,7 +98,7 @@ impl Place {
                 let name = self.path.file_name().unwrap_or_default().to_string_lossy();
                 Ok(Opened::Moved(format!("{}/", utf8_percent_encode(&name, NON_ALPHANUMERIC))))
             }
-            Ok(dir) => Ok(Opened::Listing(list(&dir)?)),
+            Ok(dir) => Ok(Opened::Listing(listing(&dir)?)),
             Err(error) if error.kind() == ErrorKind::NotADirectory => {
                 let file = self.root.read(&self.path).map_err(|error| match error.kind() {
                     // A FIFO or a device.
@@ -139,7 +139,7 @@ impl Opened {
     }
 }
 
-fn list(dir: &Dir) -> std::io::Result<String> {
+fn listing(dir: &Dir) -> std::io::Result<String> {
     let mut names: Vec<String> = dir
         .first_names(ENTRIES)?
         .into_iter()

@@ -5,11 +5,13 @@
 //! pod and container, and pod-sync, which owns the root directory, chooses the path.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use pod_sync_clients::CallError;
+use quintlet_kit::clock::Clock;
 use quintlet_kit::status_code;
 use quintlet_model::ids::{ContainerId, PodRef, PodUid};
 use quintlet_model::runtime::{ContainerState, PodRuntime};
@@ -17,33 +19,37 @@ use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::checkpoints_server::Checkpoints;
 use tonic::{Request, Response, Status};
 
-use crate::serve::Service;
+use pod_sync_worker::context::{NodeConfig, Reporting, RuntimeAccess};
 
 /// Upper limit of the timeout in a request.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
+/// Writes checkpoints of running containers.
+#[derive(Debug)]
+pub(crate) struct ContainerCheckpoints {
+    pub(crate) clock: Clock,
+    pub(crate) node: Arc<NodeConfig>,
+    pub(crate) runtime: RuntimeAccess,
+    pub(crate) reporting: Arc<Reporting>,
+}
+
 #[tonic::async_trait]
-impl Checkpoints for Service {
+impl Checkpoints for ContainerCheckpoints {
     async fn checkpoint(
         &self,
         request: Request<wire::CheckpointRequest>,
     ) -> Result<Response<wire::CheckpointReply>, Status> {
         let request = request.into_inner();
         let uid = PodUid::parse(&request.pod_uid).map_err(|e| Status::invalid_argument(e.to_string()))?;
-        let view =
-            self.ctx.reporting.views.get(&uid).ok_or_else(|| Status::not_found("pod does not exist"))?;
-        let seen = self.ctx.runtime.pleg.get(&uid);
+        let view = self.reporting.views.get(&uid).ok_or_else(|| Status::not_found("pod does not exist"))?;
+        let seen = self.runtime.pleg.get(&uid);
         let id = seen.as_deref().and_then(|pod| running(pod, &request.container)).ok_or_else(|| {
             Status::failed_precondition(format!("container {} not found", request.container))
         })?;
         let timeout = timeout(request.timeout_seconds)?;
-        let location = location(
-            &self.ctx.node.settings.root_dir,
-            &view.pod_ref,
-            &request.container,
-            self.ctx.clock.wall(),
-        );
-        let made = self.ctx.runtime.calls.checkpoint_container(&id, &location, timeout).await;
+        let location =
+            location(&self.node.settings.root_dir, &view.pod_ref, &request.container, self.clock.wall());
+        let made = self.runtime.calls.checkpoint_container(&id, &location, timeout).await;
         made.map_err(|e| Status::new(e.code, error_text(&e)))?;
         tracing::info!(pod.uid = %uid, container.name = request.container, file = %location.display(), "checkpointed container");
         Ok(Response::new(wire::CheckpointReply { location: location.display().to_string() }))

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pod_sync_clients::EventType;
 use pod_sync_decisions::grace;
-use pod_sync_decisions::worker::{Outcome, Work};
+use pod_sync_decisions::worker::{Work, WorkOutcome};
 use pod_sync_layout::paths;
 use pod_sync_logs::sweep::{dangling_links, dead_directories};
 use prometheus_client::metrics::counter::Counter;
@@ -40,7 +40,7 @@ pub async fn remove_orphan(ctx: Arc<WorkerContext>, pod: SharedPodRuntime) {
     let removal = Box::pin(try_to_remove_orphan(&ctx, &pod));
     if ctx.faults.contained(&PodWork::of(&pod.pod), removal).await.is_none() {
         // Housekeeping tries again when the pod's wait is over.
-        ctx.control.pod_workers.complete_work(uid, Outcome::Failed(None));
+        ctx.control.pod_workers.complete_work(uid, WorkOutcome::Failed(None));
     }
 }
 
@@ -53,7 +53,7 @@ async fn try_to_remove_orphan(ctx: &WorkerContext, pod: &SharedPodRuntime) {
                 remove_logs(ctx, &pod.pod).await;
                 let dir = ctx.node.pod_dir(uid);
                 if !task::blocking(move || dir.exists()).await {
-                    ctx.control.pod_workers.complete_work(uid, Outcome::Advance);
+                    ctx.control.pod_workers.complete_work(uid, WorkOutcome::Advance);
                     return;
                 }
                 Ok(())
@@ -65,7 +65,7 @@ async fn try_to_remove_orphan(ctx: &WorkerContext, pod: &SharedPodRuntime) {
             Ok(()) => {
                 // Housekeeping finds a directory that stays.
                 clear_dir(ctx, uid).await;
-                ctx.control.pod_workers.complete_work(uid, Outcome::Advance);
+                ctx.control.pod_workers.complete_work(uid, WorkOutcome::Advance);
                 return;
             }
             Err(e) => {
@@ -80,7 +80,7 @@ async fn try_to_remove_orphan(ctx: &WorkerContext, pod: &SharedPodRuntime) {
         }
         tokio::time::sleep(RETRY).await;
     }
-    ctx.control.pod_workers.complete_work(uid, Outcome::Failed(None));
+    ctx.control.pod_workers.complete_work(uid, WorkOutcome::Failed(None));
 }
 
 // A pod without a spec, for events.

@@ -70,7 +70,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admission::NodeConditions;
 use crate::args::Args;
 use crate::pod_manager::PodManager;
-use crate::serve::EvictionRounds;
+use crate::pressure::EvictionRounds;
 use crate::startup::Agent;
 
 /// How long tasks get to end.

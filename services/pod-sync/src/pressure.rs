@@ -12,24 +12,39 @@ use pod_sync_eviction_loop::{LastRound, Scope};
 use quintlet_kit::clock::Clock;
 use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::pressure_server::Pressure;
+use tokio::sync::{Notify, watch};
 use tonic::{Request, Response, Status};
-
-use crate::serve::{EvictionRounds, Service};
 
 /// Longest wait for a measurement of all pods. Commands of quintctl wait for 5 s.
 const FULL_ROUND_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// The rounds of evictions.
+#[derive(Debug, Clone)]
+pub(crate) struct EvictionRounds {
+    pub(crate) last: watch::Receiver<Option<Arc<LastRound>>>,
+    /// Requests a round in which all pods are measured.
+    pub(crate) full_round: Arc<Notify>,
+}
+
+/// Reports the pressure on the resources of the node.
+#[derive(Debug)]
+pub(crate) struct PressureReports {
+    pub(crate) clock: Clock,
+    /// `None` if no pod is ever evicted.
+    pub(crate) rounds: Option<EvictionRounds>,
+}
+
 #[tonic::async_trait]
-impl Pressure for Service {
+impl Pressure for PressureReports {
     async fn get(
         &self,
         _: Request<wire::GetPressureRequest>,
     ) -> Result<Response<wire::GetPressureReply>, Status> {
-        let Some(rounds) = self.ctx.rounds.clone() else {
+        let Some(rounds) = self.rounds.clone() else {
             return Ok(Response::new(wire::GetPressureReply { is_enabled: false, ..Default::default() }));
         };
         let last = full_round(rounds).await;
-        let reply = last.as_deref().map_or_else(Default::default, |round| reply(&self.ctx.clock, round));
+        let reply = last.as_deref().map_or_else(Default::default, |round| reply(&self.clock, round));
         Ok(Response::new(wire::GetPressureReply { is_enabled: true, ..reply }))
     }
 }

@@ -1,23 +1,21 @@
-//! Serves podsync.v1: pods, decisions and events.
+//! The service PodSync of podsync.v1: pods, decisions and events.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use quintlet_kit::clock::Clock;
 use quintlet_kit::messages::{self, Bounded};
 use quintlet_kit::socket::Peer;
 use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::pod_sync_server::PodSync;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use pod_sync_eviction_loop::LastRound;
 use pod_sync_views::{PodView, columns};
-use pod_sync_volume_manager::VolumeTasks;
-use pod_sync_volume_usage::Measured;
-use pod_sync_worker::context::{FaultIsolation, NodeConfig, Reporting, RuntimeAccess, WorkerControl};
+use pod_sync_worker::context::{FaultIsolation, NodeConfig, Reporting, WorkerControl};
+
+use crate::volumes::VolumeLists;
 
 /// Length of the queue of changes to one reader. A slow reader skips states; the workers never wait for it.
 const STREAM: usize = 64;
@@ -30,53 +28,21 @@ const LIST_EVENTS: &str = "PodSync.ListEvents";
 /// Number of events in an explanation.
 const EXPLAIN_EVENTS: usize = 20;
 
-/// The rounds of evictions.
+/// Lists and explains the pods of this node, and retries suspended ones.
 #[derive(Debug, Clone)]
-pub(crate) struct EvictionRounds {
-    pub(crate) last: watch::Receiver<Option<Arc<LastRound>>>,
-    /// Requests a round in which all pods are measured.
-    pub(crate) full_round: Arc<Notify>,
+pub(crate) struct PodService {
+    pub(crate) node: Arc<NodeConfig>,
+    pub(crate) reporting: Arc<Reporting>,
+    pub(crate) control: Arc<WorkerControl>,
+    pub(crate) faults: Arc<FaultIsolation>,
+    /// The volumes in explanations.
+    pub(crate) volumes: VolumeLists,
 }
 
-/// The groups that the services of podsync.v1 use.
-#[derive(Debug)]
-pub struct ServeContext {
-    pub clock: Clock,
-    /// Settings of this node.
-    pub node: Arc<NodeConfig>,
-    /// Access to the container runtime.
-    pub runtime: RuntimeAccess,
-    /// Statuses, events, views and metrics.
-    pub reporting: Arc<Reporting>,
-    /// Scheduling of the workers.
-    pub control: Arc<WorkerControl>,
-    /// Containment of panics and crashes.
-    pub faults: Arc<FaultIsolation>,
-    /// Measured disk usage.
-    pub measured: Arc<Measured>,
-    /// Volumes of pods.
-    pub volume_tasks: VolumeTasks,
-    /// The rounds of evictions; `None` if no pod is ever evicted.
-    pub(crate) rounds: Option<EvictionRounds>,
-}
-
-/// Services of podsync.v1: PodSync here, Checkpoints in `checkpoint`, Pressure in `pressure`, Storage in
-/// `storage`, Volumes in `volumes`.
-#[derive(Debug, Clone)]
-pub struct Service {
-    pub(crate) ctx: Arc<ServeContext>,
-}
-
-impl Service {
-    /// Returns the services.
-    #[must_use]
-    pub fn new(ctx: ServeContext) -> Self {
-        Self { ctx: Arc::new(ctx) }
-    }
-
+impl PodService {
     fn find(&self, selector: &str) -> Result<Arc<PodView>, Status> {
         if let Ok(uid) = PodUid::parse(selector)
-            && let Some(view) = self.ctx.reporting.views.get(&uid)
+            && let Some(view) = self.reporting.views.get(&uid)
         {
             return Ok(view);
         }
@@ -84,8 +50,8 @@ impl Service {
             Some((namespace, name)) => (Some(namespace), name),
             None => (None, selector),
         };
-        let node = format!("-{}", self.ctx.node.settings.node_name.to_lowercase());
-        let mut all = self.ctx.reporting.views.all();
+        let node = format!("-{}", self.node.settings.node_name.to_lowercase());
+        let mut all = self.reporting.views.all();
         let pods = all.iter().map(|v| (&*v.pod_ref.namespace, &*v.pod_ref.name, v.created_unix_ns));
         let meant = meant(pods, namespace, name, &node);
         meant
@@ -191,8 +157,8 @@ fn bounded_view(view: &PodView, part: ObjectPart, stream: &'static str) -> wire:
     }
 }
 
-fn problems(ctx: &ServeContext) -> Vec<wire::SourceProblem> {
-    ctx.reporting
+fn problems(reporting: &Reporting) -> Vec<wire::SourceProblem> {
+    reporting
         .views
         .problems()
         .into_iter()
@@ -211,7 +177,7 @@ fn event(event: wire::watch_pods_event::Event) -> Result<wire::WatchPodsEvent, S
 }
 
 #[tonic::async_trait]
-impl PodSync for Service {
+impl PodSync for PodService {
     type ListPodsStream = Bounded<wire::ListPodsReply>;
 
     async fn list_pods(
@@ -219,11 +185,11 @@ impl PodSync for Service {
         request: Request<wire::ListPodsRequest>,
     ) -> Result<Response<Self::ListPodsStream>, Status> {
         let part = ObjectPart::of_list(request.into_inner());
-        self.ctx.reporting.views.restored().await;
-        let views = self.ctx.reporting.views.all().into_iter();
+        self.reporting.views.restored().await;
+        let views = self.reporting.views.all().into_iter();
         let pods = messages::chunks(views.map(move |v| bounded_view(&v, part, LIST_PODS)));
         let pods = pods.map(|pods| wire::ListPodsReply { pods, problems: Vec::new() });
-        let problems = messages::chunks(problems(&self.ctx));
+        let problems = messages::chunks(problems(&self.reporting));
         let problems = problems.map(|problems| wire::ListPodsReply { pods: Vec::new(), problems });
         Ok(Response::new(Bounded::of_chunks(LIST_PODS, pods.chain(problems))))
     }
@@ -237,20 +203,20 @@ impl PodSync for Service {
         use wire::watch_pods_event::Event;
         let part = ObjectPart::of_watch(&request.into_inner());
         let (tx, rx) = mpsc::channel(if part == ObjectPart::Whole { WHOLE_STREAM } else { STREAM });
-        let ctx = Arc::clone(&self.ctx);
+        let reporting = Arc::clone(&self.reporting);
         quintlet_kit::task::spawn("watch-pods", async move {
-            let mut versions = ctx.reporting.views.subscribe();
+            let mut versions = reporting.views.subscribe();
             let mut sent: HashMap<PodUid, Arc<PodView>> = HashMap::new();
             let mut sent_problems = None;
             if tx.send(event(Event::Hello(quintlet_proto::hello()))).await.is_err() {
                 return;
             }
-            ctx.reporting.views.restored().await;
+            reporting.views.restored().await;
             let mut first = true;
             loop {
                 versions.mark_unchanged();
                 let now: HashMap<PodUid, Arc<PodView>> =
-                    ctx.reporting.views.all().into_iter().map(|v| (v.pod_ref.uid.clone(), v)).collect();
+                    reporting.views.all().into_iter().map(|v| (v.pod_ref.uid.clone(), v)).collect();
                 let mut out = Vec::new();
                 for (uid, view) in &sent {
                     if !now.contains_key(uid) {
@@ -276,7 +242,7 @@ impl PodSync for Service {
                         return;
                     }
                 }
-                let problems = problems(&ctx);
+                let problems = problems(&reporting);
                 if sent_problems.as_ref() != Some(&problems) {
                     out.push(Event::Problems(wire::Problems { problems: problems.clone() }));
                     sent_problems = Some(problems);
@@ -304,7 +270,7 @@ impl PodSync for Service {
         &self,
         request: Request<wire::GetPodRequest>,
     ) -> Result<Response<wire::PodView>, Status> {
-        self.ctx.reporting.views.restored().await;
+        self.reporting.views.restored().await;
         Ok(Response::new(wire_view(&*self.find(&request.into_inner().pod)?, ObjectPart::Whole)))
     }
 
@@ -312,7 +278,7 @@ impl PodSync for Service {
         &self,
         request: Request<wire::ExplainRequest>,
     ) -> Result<Response<wire::ExplainReply>, Status> {
-        self.ctx.reporting.views.restored().await;
+        self.reporting.views.restored().await;
         let view = self.find(&request.into_inner().pod)?;
         let status = view.status();
         let containers = status
@@ -335,7 +301,7 @@ impl PodSync for Service {
             last_errors: d.errors.clone(),
             events: self.events(view.pod_ref.uid.as_str(), EXPLAIN_EVENTS),
             trace_id: d.trace_id.clone(),
-            volumes: self.volumes(Some(&view.pod_ref.uid)),
+            volumes: self.volumes.of_pods(Some(&view.pod_ref.uid)),
         }))
     }
 
@@ -347,20 +313,20 @@ impl PodSync for Service {
         if !request.extensions().get::<Peer>().is_some_and(is_operator) {
             return Err(Status::permission_denied("only root may have a pod tried again"));
         }
-        self.ctx.reporting.views.restored().await;
+        self.reporting.views.restored().await;
         let selector = request.into_inner().pod;
         let uid = match self.find(&selector) {
             Ok(view) => view.pod_ref.uid.clone(),
             // An orphaned pod has no view.
             Err(unknown) => PodUid::parse(&selector)
                 .ok()
-                .filter(|uid| self.ctx.faults.containment.suspension(uid).is_some())
+                .filter(|uid| self.faults.containment.suspension(uid).is_some())
                 .ok_or(unknown)?,
         };
-        let waited = self.ctx.faults.containment.end_suspension(&uid);
+        let waited = self.faults.containment.end_suspension(&uid);
         tracing::info!(pod.uid = %uid, waited, "operator requested a retry of the suspended pod");
-        self.ctx.control.wakeups.wake(&uid);
-        self.ctx.control.wakeups.wake_housekeeping();
+        self.control.wakeups.wake(&uid);
+        self.control.wakeups.wake_housekeeping();
         Ok(Response::new(wire::RetryReply { uid: uid.to_string(), waited }))
     }
 
@@ -378,10 +344,9 @@ impl PodSync for Service {
     }
 }
 
-impl Service {
+impl PodService {
     fn events(&self, uid: &str, limit: usize) -> Vec<wire::EventView> {
-        self.ctx
-            .reporting
+        self.reporting
             .events
             .list(uid, limit)
             .into_iter()

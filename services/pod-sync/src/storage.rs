@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
-use pod_sync_clients::Pleg;
+use pod_sync_clients::{Pleg, Runtime};
 use pod_sync_containment::Containment;
-use pod_sync_volume_usage::Pods;
+use pod_sync_volume_usage::{Measured, Pods};
 use quintlet_kit::messages::{self, Bounded};
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::SharedPodRuntime;
@@ -14,7 +14,6 @@ use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::storage_server::Storage;
 use tonic::{Request, Response, Status};
 
-use crate::serve::Service;
 use pod_sync_worker::context::{FaultIsolation, NodeConfig, Reporting, WorkerControl};
 
 /// The pods whose volumes are counted and measured.
@@ -54,13 +53,19 @@ impl pod_sync_logs::Pods for LoggedPods {
     }
 }
 
+/// Lists the measured disk usage.
+#[derive(Debug)]
+pub(crate) struct StorageLists {
+    pub(crate) measured: Arc<Measured>,
+    pub(crate) calls: Runtime,
+}
+
 #[async_trait]
-impl Storage for Service {
+impl Storage for StorageLists {
     type ListStream = Bounded<wire::ListStorageReply>;
 
     async fn list(&self, _: Request<wire::ListStorageRequest>) -> Result<Response<Self::ListStream>, Status> {
-        let measured = &self.ctx.measured;
-        let calls = &self.ctx.runtime.calls;
+        let Self { measured, calls } = self;
         let mount_points = || async { Ok(calls.mount_points().await?.distinct()) };
         let runtime = messages::chunks(measured.runtime_file_systems(mount_points).await);
         let runtime = runtime.map(|runtime| wire::ListStorageReply { pods: Vec::new(), runtime });

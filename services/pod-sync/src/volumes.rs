@@ -1,6 +1,7 @@
 //! The service Volumes of podsync.v1, and the volumes of claims and CSI drivers whose usage is reported.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -8,6 +9,7 @@ use pod_sync_csi::PLUGIN;
 use pod_sync_csi::client::{Usage, VolumeStats};
 use pod_sync_volume_manager::{MountedFileSystem, VolumeState, VolumeTasks, VolumeView};
 use pod_sync_volume_usage::{Drivers, ProvidedVolume};
+use quintlet_kit::clock::Clock;
 use quintlet_kit::messages::{self, Bounded};
 use quintlet_kit::{error_chain, task};
 use quintlet_model::ids::PodUid;
@@ -15,30 +17,38 @@ use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::volumes_server::Volumes;
 use tonic::{Request, Response, Status};
 
-use crate::serve::Service;
+use pod_sync_worker::context::Reporting;
+
+/// Lists the volumes of pods.
+#[derive(Debug, Clone)]
+pub(crate) struct VolumeLists {
+    pub(crate) clock: Clock,
+    pub(crate) reporting: Arc<Reporting>,
+    pub(crate) volume_tasks: VolumeTasks,
+}
 
 #[tonic::async_trait]
-impl Volumes for Service {
+impl Volumes for VolumeLists {
     type ListStream = Bounded<wire::ListVolumesReply>;
 
     async fn list(&self, _: Request<wire::ListVolumesRequest>) -> Result<Response<Self::ListStream>, Status> {
-        self.ctx.reporting.views.restored().await;
-        let volumes = messages::chunks(self.volumes(None));
+        self.reporting.views.restored().await;
+        let volumes = messages::chunks(self.of_pods(None));
         let volumes = volumes.map(|volumes| wire::ListVolumesReply { volumes });
         Ok(Response::new(Bounded::of_chunks("Volumes.List", volumes)))
     }
 }
 
-impl Service {
+impl VolumeLists {
     /// Returns the volumes of a pod or of all pods, sorted by the name of the pod.
-    pub(crate) fn volumes(&self, pod: Option<&PodUid>) -> Vec<wire::VolumeView> {
-        let pods = self.ctx.reporting.views.all();
+    pub(crate) fn of_pods(&self, pod: Option<&PodUid>) -> Vec<wire::VolumeView> {
+        let pods = self.reporting.views.all();
         let name =
             |view: &pod_sync_views::PodView| format!("{}/{}", view.pod_ref.namespace, view.pod_ref.name);
         let names: HashMap<&PodUid, String> =
             pods.iter().map(|view| (&view.pod_ref.uid, name(view))).collect();
-        let now = self.ctx.clock.wall();
-        let volumes = self.ctx.volume_tasks.views(pod).into_iter();
+        let now = self.clock.wall();
+        let volumes = self.volume_tasks.views(pod).into_iter();
         let pod = |volume: &VolumeView| names.get(&volume.pod).cloned().unwrap_or_default();
         let mut volumes: Vec<_> = volumes.map(|volume| wire_volume(pod(&volume), volume, now)).collect();
         volumes.sort_by(|a, b| (&a.pod, &a.pod_uid, &a.name).cmp(&(&b.pod, &b.pod_uid, &b.name)));

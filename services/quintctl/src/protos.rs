@@ -20,7 +20,7 @@ const FILES: [(&str, &str); 3] = [
 const DIRECTORY: &str = "quintlet-proto";
 
 pub(crate) fn run() -> Result<(), Error> {
-    if std::io::stdout().is_terminal() {
+    if io::stdout().is_terminal() {
         let terminal = io::Error::other("standard output is a terminal: quintctl protos | tar x");
         return Err(Error::os("print a tar archive")(terminal));
     }

@@ -74,7 +74,7 @@ impl Node {
         let began = uptime.split('.').next().and_then(|s| s.parse().ok()).expect("the uptime is a number");
         // pod-sync would do this itself, but visible only to processes of its boot.
         share(&self.root_dir());
-        self.containerd.start_again().await.expect("the private containerd starts again");
+        self.containerd.launch().await.expect("the private containerd starts again");
         for name in SERVICES {
             let mut plan = self.services[name].plan.clone();
             plan.boot = Some(Boot { id: id.clone(), began });

@@ -4,28 +4,96 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Response;
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use parking_lot::Mutex;
-use quintlet_kit::clock::{bounded, deadline_after};
+use quintlet_kit::clock::{Clock, bounded, deadline_after};
 use quintlet_kit::contain::{self, Work, contained_request};
 use quintlet_kit::failpoint;
 use quintlet_model::outcome::Outcome;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Code;
 use tracing::Span;
 
-use super::{Call, Forwarder, InProgress, MAX_REPLY, REMOVE_CONTAINER, record_reply};
-use crate::budget::{Exhausted, GrowingReservation};
-use crate::fence::{FenceError, FencingToken};
-use crate::lanes::{Priority, Slot};
+use super::call::{Call, MAX_REPLY, no_room, outcome_of, record_reply, too_large};
+use super::exec_reply;
+use super::upstreams::Upstreams;
+use crate::budget::GrowingReservation;
+use crate::fence::{Fence, FenceError, FencingToken};
+use crate::lanes::{Lanes, Priority, Slot};
+use crate::lists::{self, UnsupportedListStreams};
+use crate::metrics::Metrics;
+use crate::orphaned_tasks::OrphanedTasks;
 use crate::policy::{Hold, Lane};
-use crate::reply::{self, Frames, Reply};
+use crate::reply::{self, Reply};
 use crate::upstream::SendError;
-use crate::{lists, outcome};
 
-impl Forwarder {
+/// The method that is retried after orphaned tasks were killed.
+const REMOVE_CONTAINER: &str = "RemoveContainer";
+
+/// Counts a unary call in progress.
+pub(super) struct InProgress<'a>(&'a watch::Sender<usize>);
+
+impl Drop for InProgress<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|n| *n = n.saturating_sub(1));
+    }
+}
+
+/// Queues calls and sends them to the runtime. The mutations among them pass the fence first.
+pub(super) struct Dispatcher {
+    pub(super) upstreams: Upstreams,
+    orphaned_tasks: OrphanedTasks,
+    /// Default time limit of a call.
+    pub(super) timeout: Duration,
+    pub(super) lanes: Lanes,
+    pub(super) fence: Fence,
+    pub(super) clock: Clock,
+    pub(super) metrics: Metrics,
+    pub(super) unsupported_streams: UnsupportedListStreams,
+    /// Number of unary calls in progress.
+    in_progress: watch::Sender<usize>,
+}
+
+impl Dispatcher {
+    pub(super) fn new(
+        upstreams: Upstreams,
+        orphaned_tasks: OrphanedTasks,
+        timeout: Duration,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> Self {
+        Self {
+            upstreams,
+            orphaned_tasks,
+            timeout,
+            lanes: Lanes::default(),
+            fence: Fence::default(),
+            clock,
+            metrics,
+            unsupported_streams: UnsupportedListStreams::default(),
+            in_progress: watch::Sender::new(0),
+        }
+    }
+
+    /// Counts a call until the result is dropped.
+    pub(super) fn begin(&self) -> InProgress<'_> {
+        self.in_progress.send_modify(|n| *n = n.saturating_add(1));
+        InProgress(&self.in_progress)
+    }
+
+    /// Completes when no unary call is in progress.
+    pub(super) async fn wait_idle(&self) {
+        // The sender exists as long as `self`.
+        let _ = self.in_progress.subscribe().wait_for(|n| *n == 0).await;
+    }
+
+    pub(super) fn fenced(&self, method: &'static str, error: FenceError, queued: Duration) -> Reply {
+        self.metrics.fenced(error.name());
+        self.metrics.done(method, Outcome::NotDispatched, None);
+        Reply::local(error.code(), format!("{method}: {error}"), Outcome::NotDispatched, queued)
+    }
+
     // A panic ends this call only. Whether the runtime has executed it is unknown.
     pub(super) async fn run_contained(
         &self,
@@ -43,9 +111,8 @@ impl Forwarder {
     }
 
     /// Queues and sends a unary call. A call with a token is fenced again right before it is sent.
-    pub async fn run(&self, call: &Call, token: Option<&Arc<Mutex<FencingToken>>>) -> Reply {
-        self.in_progress.send_modify(|n| *n = n.saturating_add(1));
-        let _in_progress = InProgress(&self.in_progress);
+    pub(super) async fn run(&self, call: &Call, token: Option<&Arc<Mutex<FencingToken>>>) -> Reply {
+        let _in_progress = self.begin();
         let row = call.policy;
         let arrived = Instant::now();
         let slot = self.queue(call, token).await;
@@ -188,7 +255,7 @@ impl Forwarder {
     async fn send_once(&self, call: &Call, deadline: Option<Instant>) -> Result<Reply, SendError> {
         match (lists::list_methods(call.policy), call.short_output) {
             (Some(methods), _) => self.list_once(call, methods, deadline).await,
-            (None, Some(max)) => self.exchange_exec(call, max, deadline).await,
+            (None, Some(max)) => exec_reply::exchange(&self.upstreams, call, max, deadline).await,
             (None, None) => self.exchange(call, call.policy.method, deadline, MAX_REPLY).await,
         }
     }
@@ -201,7 +268,7 @@ impl Forwarder {
         deadline: Option<Instant>,
         max: usize,
     ) -> Result<Reply, SendError> {
-        let response = self.send_as(call, method, deadline).await?;
+        let response = self.upstreams.send_as(call, method, deadline).await?;
         let (head, mut body) = response.into_parts();
         let mut reply = Reply::from_head(head.status, head.headers);
         let mut size = 0_usize;
@@ -225,53 +292,12 @@ impl Forwarder {
         reply.outcome = outcome_of(method, &reply);
         Ok(reply)
     }
-
-    /// Sends the call as `method`. Returns the head of the response.
-    pub(super) async fn send_as(
-        &self,
-        call: &Call,
-        method: &'static str,
-        deadline: Option<Instant>,
-    ) -> Result<Response<Incoming>, SendError> {
-        let mut headers = call.headers.clone();
-        if let Some(deadline) = deadline {
-            let left = deadline.saturating_duration_since(Instant::now());
-            headers.insert("grpc-timeout", reply::grpc_timeout_value(left));
-        }
-        if lists::list_methods(call.policy).is_some() || call.short_output.is_some() {
-            // The messages are parsed here, so they must not be compressed.
-            headers.remove("grpc-accept-encoding");
-        }
-        let path = format!("/{}/{method}", call.policy.service);
-        let request = reply::request(&path, headers, Frames::from_data(vec![call.body.clone()]));
-        self.upstream_of(&path).send(request).await
-    }
 }
 
 /// The reason why a call is not sent.
 pub(super) enum QueueError {
     Full(crate::lanes::Full),
     Fenced(FenceError),
-}
-
-// The call was sent, and its status follows the data that was not read: the outcome is unknown.
-pub(super) fn too_large(method: &str, max: usize) -> Reply {
-    let message = format!("the runtime's answer to {method} is larger than {max} bytes");
-    Reply::local(Code::ResourceExhausted, message, Outcome::Unknown, Duration::ZERO)
-}
-
-pub(super) fn no_room(method: &str, full: Exhausted) -> Reply {
-    let message = format!("the runtime's answer to {method} was discarded: {full}");
-    Reply::local(Code::ResourceExhausted, message, Outcome::Unknown, Duration::ZERO)
-}
-
-/// Returns the outcome of a reply that was read completely.
-pub(super) fn outcome_of(method: &'static str, reply: &Reply) -> Outcome {
-    if reply.trailers.is_none() && reply::status_from(&reply.headers).is_none() {
-        return Outcome::Unknown;
-    }
-    let status = reply.status();
-    outcome::from_status(method, status.code(), status.message())
 }
 
 pub(super) fn failed(method: &str, error: SendError) -> Reply {

@@ -10,8 +10,8 @@ use quintlet_cri_api::v1::ExecSyncResponse;
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::dispatch::{no_room, outcome_of, too_large};
-use super::{Call, Forwarder, MAX_REPLY};
+use super::call::{Call, MAX_REPLY, no_room, outcome_of, too_large};
+use super::upstreams::Upstreams;
 use crate::budget::GrowingReservation;
 use crate::reply::{self, Reply};
 use crate::upstream::SendError;
@@ -175,54 +175,52 @@ fn content_of(field: u64, left: u64) -> Next {
     if left == 0 { Next::Tag(Varint::default()) } else { Next::Content { field, left } }
 }
 
-impl Forwarder {
-    /// Sends an exec of a command. Returns its reply with `max` bytes of each output stream at most.
-    pub(super) async fn exchange_exec(
-        &self,
-        call: &Call,
-        max: usize,
-        deadline: Option<Instant>,
-    ) -> Result<Reply, SendError> {
-        let method = call.policy.method;
-        let response = self.send_as(call, method, deadline).await?;
-        let (head, mut body) = response.into_parts();
-        let mut reply = Reply::from_head(head.status, head.headers);
-        let (mut size, mut has_message) = (0_usize, false);
-        let mut output = ShortOutput::new(max);
-        let mut readable = Ok(());
-        while let Some(frame) = body.frame().await {
-            match frame.map_err(SendError::Interrupted)?.into_data() {
-                Ok(data) => {
-                    has_message |= !data.is_empty();
-                    size = size.saturating_add(data.len());
-                    if size > MAX_REPLY {
-                        return Ok(too_large(method, MAX_REPLY));
-                    }
-                    readable = readable.and_then(|()| output.read(&data));
+/// Sends an exec of a command. Returns its reply with `max` bytes of each output stream at most.
+pub(super) async fn exchange(
+    upstreams: &Upstreams,
+    call: &Call,
+    max: usize,
+    deadline: Option<Instant>,
+) -> Result<Reply, SendError> {
+    let method = call.policy.method;
+    let response = upstreams.send_as(call, method, deadline).await?;
+    let (head, mut body) = response.into_parts();
+    let mut reply = Reply::from_head(head.status, head.headers);
+    let (mut size, mut has_message) = (0_usize, false);
+    let mut output = ShortOutput::new(max);
+    let mut readable = Ok(());
+    while let Some(frame) = body.frame().await {
+        match frame.map_err(SendError::Interrupted)?.into_data() {
+            Ok(data) => {
+                has_message |= !data.is_empty();
+                size = size.saturating_add(data.len());
+                if size > MAX_REPLY {
+                    return Ok(too_large(method, MAX_REPLY));
                 }
-                Err(frame) => reply.trailers = frame.into_trailers().ok(),
+                readable = readable.and_then(|()| output.read(&data));
             }
+            Err(frame) => reply.trailers = frame.into_trailers().ok(),
         }
-        if has_message {
-            match readable.and_then(|()| output.finish()) {
-                Ok(answer) => {
-                    let data = reply::frame(&answer);
-                    let mut held = GrowingReservation::default();
-                    if let Err(full) = call.budget.reserve(&mut held, data.len()) {
-                        return Ok(no_room(method, full));
-                    }
-                    reply.held = held.finish();
-                    reply.data.push(data);
-                }
-                Err(error) => {
-                    let (text, outcome) = (error.to_string(), quintlet_model::outcome::Outcome::Unknown);
-                    return Ok(Reply::local(Code::Internal, text, outcome, std::time::Duration::ZERO));
-                }
-            }
-        }
-        reply.outcome = outcome_of(method, &reply);
-        Ok(reply)
     }
+    if has_message {
+        match readable.and_then(|()| output.finish()) {
+            Ok(answer) => {
+                let data = reply::frame(&answer);
+                let mut held = GrowingReservation::default();
+                if let Err(full) = call.budget.reserve(&mut held, data.len()) {
+                    return Ok(no_room(method, full));
+                }
+                reply.held = held.finish();
+                reply.data.push(data);
+            }
+            Err(error) => {
+                let (text, outcome) = (error.to_string(), quintlet_model::outcome::Outcome::Unknown);
+                return Ok(Reply::local(Code::Internal, text, outcome, std::time::Duration::ZERO));
+            }
+        }
+    }
+    reply.outcome = outcome_of(method, &reply);
+    Ok(reply)
 }
 
 #[cfg(test)]

@@ -28,13 +28,13 @@ use tokio::time::Instant;
 use tonic::Code;
 use tracing::{Instrument as _, Span};
 
-use super::dispatch::{QueueError, failed, outcome_of};
+use super::call::{Call, MAX_REPLY, outcome_of, record_reply};
+use super::dispatch::{Dispatcher, QueueError, failed};
 use super::request_body::{BadRequest, read_body};
-use super::{Call, Forwarder, InProgress, MAX_REPLY, record_reply};
 use crate::budget::{ByteBudget, Exhausted, GrowingReservation};
 use crate::lists::{BadList, CHUNK, ListMethods, ListSplitter, MAX_MESSAGE};
 use crate::metrics::Metrics;
-use crate::policy::{Policy, Socket};
+use crate::policy::Policy;
 use crate::reply::{self, Body, BoxError, Reply};
 use crate::request_info::RequestInfo;
 use crate::upstream::SendError;
@@ -48,7 +48,7 @@ pub const MIN_INTERVAL: Duration = Duration::from_millis(30);
 /// one that is queued, one that was sent, and the last data from the runtime.
 pub const MAX_BUFFERED: usize = 3 * CHUNK + (64 << 10);
 
-impl Forwarder {
+impl Dispatcher {
     /// Requests a list for a caller of the unary method.
     pub(super) async fn list_once(
         &self,
@@ -82,13 +82,12 @@ impl Forwarder {
     /// Responds to a caller of the stream method.
     pub(super) async fn list_stream(
         self: &Arc<Self>,
-        socket: Socket,
+        budget: ByteBudget,
         row: &'static Policy,
         methods: ListMethods,
         mut headers: HeaderMap,
         body: Incoming,
     ) -> Response<Body> {
-        let budget = self.budget(socket);
         let checked = match read_body(body, &budget).await {
             Ok((body, request_bytes)) => {
                 reply::unframe(&body).map(|_| (body, request_bytes)).map_err(BadRequest::Frame)
@@ -142,8 +141,7 @@ impl Forwarder {
 
     /// Queues the call and sends its messages to the caller. Returns the end of the response.
     async fn send_list(&self, call: &Call, methods: ListMethods, sender: ListSender) -> Reply {
-        self.in_progress.send_modify(|n| *n = n.saturating_add(1));
-        let _in_progress = InProgress(&self.in_progress);
+        let _in_progress = self.begin();
         let (row, span) = (call.policy, Span::current());
         let arrived = Instant::now();
         let slot = self.queue(call, None).await;
@@ -217,7 +215,7 @@ impl Forwarder {
     /// Returns the number of the connection that a call uses. Missing streams are remembered per connection.
     async fn connection_number_for(&self, call: &Call) -> Result<u64, SendError> {
         let path = format!("/{}/{}", call.policy.service, call.policy.method);
-        Ok(self.upstream_of(&path).connection_number().await?)
+        Ok(self.upstreams.of(&path).connection_number().await?)
     }
 
     fn record_unsupported_stream(&self, methods: ListMethods, connection: u64) {
@@ -234,7 +232,7 @@ impl Forwarder {
         deadline: Option<Instant>,
         buffer: &mut ListBuffer,
     ) -> Result<Reply, SendError> {
-        let response = self.send_as(call, method, deadline).await?;
+        let response = self.upstreams.send_as(call, method, deadline).await?;
         let (head, mut body) = response.into_parts();
         let mut reply = Reply::from_head(head.status, head.headers);
         reply.headers.remove(http::header::CONTENT_LENGTH);

@@ -65,13 +65,13 @@ impl Forwarder {
             return self.mutation(socket, given, call, &message).await;
         }
         match self.check_verbose(socket, row.method, &message) {
-            Ok(()) => self.run(&call, None).await,
+            Ok(()) => self.run(&call).await,
             Err(refusal) => self.refused(row.method, refusal),
         }
     }
 
     fn refused(&self, method: &'static str, refusal: Refusal) -> Reply {
-        self.metrics.done(method, Outcome::NotDispatched, None);
+        self.dispatcher.metrics.done(method, Outcome::NotDispatched, None);
         Reply::local(refusal.code, refusal.message, Outcome::NotDispatched, Duration::ZERO)
     }
 
@@ -83,7 +83,7 @@ impl Forwarder {
         match request_info::is_verbose(method, message) {
             Ok(false) => Ok(()),
             Ok(true) => {
-                self.metrics.denied(method, socket);
+                self.dispatcher.metrics.denied(method, socket);
                 let message = format!("{method}: verbose is not allowed on the socket {}", socket.name());
                 Err(Refusal { code: Code::PermissionDenied, message })
             }
@@ -111,11 +111,11 @@ impl Forwarder {
         if let Some(uid) = &call.info.pod_uid {
             Span::current().record("pod.uid", uid.as_str());
         }
-        let token = match FencingToken::read(given, socket == Socket::Sync)
-            .and_then(|token| self.fence.check(token, self.clock.boot()).map(|()| token))
-        {
+        let token = match FencingToken::read(given, socket == Socket::Sync).and_then(|token| {
+            self.dispatcher.fence.check(token, self.dispatcher.clock.boot()).map(|()| token)
+        }) {
             Ok(token) => token,
-            Err(error) => return self.fenced(row.method, error, Duration::ZERO),
+            Err(error) => return self.dispatcher.fenced(row.method, error, Duration::ZERO),
         };
         // Only calls of pod-sync are joined. Administrators may repeat a call on purpose.
         let key = call.info.key.take().filter(|_| socket == Socket::Sync);
@@ -161,7 +161,7 @@ impl Forwarder {
     }
 
     fn record_join(&self) {
-        self.metrics.joined.inc();
+        self.dispatcher.metrics.joined.inc();
         Span::current().record("joined", true);
     }
 
@@ -178,7 +178,7 @@ impl Forwarder {
         let Some(key) = key else {
             let (sender, answer) = watch::channel(None);
             let work = async move {
-                let reply = this.run_contained(work, &call, &Arc::new(Mutex::new(token))).await;
+                let reply = this.dispatcher.run_contained(work, &call, &Arc::new(Mutex::new(token))).await;
                 sender.send_replace(Some(Arc::new(reply)));
             };
             drop(task::spawn("mutation", work.instrument(Span::current())));
@@ -187,10 +187,10 @@ impl Forwarder {
         match self.in_flight.enter(key.clone(), &call.body, token) {
             Admission::Lead(lead) => {
                 let answer = lead.subscribe();
-                let (entered, kept) = (self.clock.boot(), (method == EXEC_SYNC).then_some(key));
+                let (entered, kept) = (self.dispatcher.clock.boot(), (method == EXEC_SYNC).then_some(key));
                 let work = async move {
                     let token = lead.token();
-                    let reply = this.run_contained(work, &call, &token).await;
+                    let reply = this.dispatcher.run_contained(work, &call, &token).await;
                     // The result is stored before the call leaves `in_flight`, so that it is always found.
                     if let Some(key) = kept {
                         this.completed_execs.record(key, entered, &reply);
@@ -205,7 +205,7 @@ impl Forwarder {
                 Ok(answer)
             }
             Admission::Conflict => {
-                self.metrics.conflicts.inc();
+                self.dispatcher.metrics.conflicts.inc();
                 let message = format!("another {method} for the same object is in flight");
                 Err(Refusal { code: Code::Aborted, message })
             }

@@ -89,9 +89,12 @@ impl Reviewer {
     /// Fails if the kubeconfig is invalid. A missing file and an unreachable API server are not errors.
     pub async fn load(path: &Path) -> Result<Self, ReviewError> {
         // Computed before the files are read, so that a change in between is noticed later.
-        let seen = Mutex::new(digest::of_files(&files(path)));
         let file = path.to_owned();
-        let exists = task::blocking(move || file.try_exists()).await.unwrap_or(true);
+        let (seen, exists) = task::blocking(move || {
+            let seen = digest::of_files(&files(&file));
+            (Mutex::new(seen), file.try_exists().unwrap_or(true))
+        })
+        .await;
         let client = RwLock::new(if exists { Some(client(path).await?) } else { None });
         let [tokens, accesses] = [IN_FLIGHT; 2].map(Semaphore::new);
         Ok(Self { path: path.to_owned(), client, seen, tokens, accesses })

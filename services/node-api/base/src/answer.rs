@@ -6,6 +6,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 /// Content type of the Prometheus text format.
 pub const METRICS_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
+/// A response of the node API.
 pub type Answer = Response<Body>;
 
 /// Returns a response with a body of the given content type.

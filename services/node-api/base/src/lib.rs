@@ -1,7 +1,6 @@
 //! What the pages of node-api have in common: answers in the form of Go's HTTP server, decoding of paths and
 //! queries, clients of the other services, and the containers that a request names.
 
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod answer;

@@ -44,6 +44,7 @@ fn id(text: &Value) -> Option<(String, String)> {
 pub struct Instance {
     /// Name of the runtime: `containerd`, `cri-o`.
     pub runtime: String,
+    /// ID that the runtime gave it.
     pub id: String,
 }
 

@@ -37,6 +37,7 @@ const MAX_ANSWER: usize = 64 << 20;
 /// A connection whose calls are in the trace of the request that they serve.
 pub type TracedChannel = InterceptedService<Channel, PropagatingInterceptor>;
 
+/// Clients of pod-sync and cri-proxy.
 #[derive(Debug, Clone)]
 pub struct Services {
     paths: Paths,
@@ -47,9 +48,11 @@ pub struct Services {
 /// A service that has metrics.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Source {
+    /// Name of the service, such as `pleg-service`.
     pub service: String,
     /// Name of the instance; empty if there is only one.
     pub instance: String,
+    /// Socket on which the service serves its metrics.
     pub socket: PathBuf,
 }
 

@@ -14,12 +14,13 @@ use quintlet_cgroups::stats::{CgroupStats, Detail};
 use quintlet_cri_api::v1;
 use quintlet_kit::{lists, task};
 
+use super::Stats;
 use super::families::{interfaces, limits, on_disk, render, runtimes_interfaces, start, used};
 use super::gather::{Pod, fill, group_of, network_devices, newest};
+use super::machine::Machine;
 use super::machine_info::MachineInfo;
 use super::node_cgroups;
 use super::prometheus::{Text, labels, started, whole};
-use super::{Machine, Stats};
 use node_api_base::answer::METRICS_TEXT;
 use node_api_base::answer::{Answer, error, with_type};
 use node_api_base::pod_lookup;
@@ -50,7 +51,7 @@ struct Counted {
 impl Stats {
     /// Responds to `/metrics/cadvisor`.
     pub async fn cadvisor(self: &Arc<Self>, node: &Services) -> Answer {
-        let mut pods = match self.pods(node, false).await {
+        let mut pods = match self.pods.all(node, false).await {
             Ok(pods) => pods,
             Err(status) => return error(StatusCode::INTERNAL_SERVER_ERROR, status.message()),
         };
@@ -59,7 +60,7 @@ impl Stats {
         // A full node has thousands of files in cgroupfs.
         let written = task::blocking(move || {
             let paths = &stats.paths;
-            let machine = stats.machine();
+            let machine = stats.machine.read();
             let time = stats.clock.wall();
             let mut out = Text::default();
             of_machine(&mut out, &machine, time.as_millisecond());

@@ -12,13 +12,13 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use quintlet_cgroups::stats::{CgroupStats, Usage};
 use quintlet_cri_api::v1;
+use quintlet_kit::clock::Clock;
 use quintlet_kit::task;
 use quintlet_model::qos::QosClass;
 use quintlet_proto::podsync::v1::PodView;
 use serde_json::Value;
 use tonic::Status;
 
-use super::Stats;
 use super::paths::StatsPaths;
 use super::rates::Rates;
 use crate::host;
@@ -85,10 +85,23 @@ impl Pressure {
     }
 }
 
-impl Stats {
+/// The statistics of pods, from the runtime and from cgroups.
+#[derive(Debug)]
+pub(super) struct PodStatistics {
+    paths: StatsPaths,
+    clock: Clock,
+    /// Previous CPU times of pods and containers that the runtime omits.
+    rates: Arc<Rates>,
+}
+
+impl PodStatistics {
+    pub(super) fn new(paths: StatsPaths, clock: Clock) -> Self {
+        Self { paths, clock, rates: Arc::default() }
+    }
+
     /// Returns the pods by namespace and name, with statistics that only the summary has if `for_summary`:
     /// pressure, and what the runtime omits of network and processes.
-    pub(super) async fn pods(&self, node: &Services, for_summary: bool) -> Result<Vec<Pod>, Status> {
+    pub(super) async fn all(&self, node: &Services, for_summary: bool) -> Result<Vec<Pod>, Status> {
         let (stats, views) = tokio::join!(runtime_stats::all(node), node.pods_for_statistics());
         let (views, stats) = (views?, stats?);
         let paths = self.paths.clone();

@@ -9,8 +9,10 @@ use quintlet_kit::{file_system::FileSystemUsage, mount_table};
 
 use super::families::{interfaces, render, start, used};
 use super::gather::fill;
+use super::machine::Machine;
+use super::node_disks;
+use super::paths::StatsPaths;
 use super::prometheus::{Text, labels};
-use super::{Machine, StatsPaths, node_disks};
 
 /// Name of the root cgroup.
 const ROOT: &str = "/";

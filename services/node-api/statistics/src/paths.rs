@@ -5,6 +5,7 @@ use std::path::PathBuf;
 /// Directories that statistics are read from.
 #[derive(Debug, Clone, Default)]
 pub struct StatsPaths {
+    /// Root directory of the kubelet, whose file system is that of the node.
     pub root_dir: PathBuf,
     /// Directory of container logs.
     pub pod_logs_dir: PathBuf,

@@ -2,65 +2,47 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::Arc;
 
-use http::StatusCode;
 use jiff::Timestamp;
 use quintlet_cri_api::v1;
-use quintlet_kit::task;
 use serde_json::Value;
 
-use super::Stats;
 use super::gather::{Pod, newest, pod_swap};
-use node_api_base::answer::METRICS_TEXT;
-use node_api_base::answer::{Answer, with_type};
+use super::machine::Machine;
 use node_api_base::pod_lookup;
-use node_api_base::services::Services;
 
-impl Stats {
-    /// Responds to `/metrics/resource`.
-    pub async fn resource(self: &Arc<Self>, node: &Services) -> Answer {
-        let pods = self.pods(node, false).await;
-        let stats = Arc::clone(self);
-        let text = task::blocking(move || stats.resources(pods.as_deref().ok())).await;
-        with_type(StatusCode::OK, METRICS_TEXT, text)
-    }
-
-    /// Returns the metrics of the node and its pods. Without pods, the page says only that.
-    fn resources(&self, pods: Option<&[Pod]>) -> String {
-        let mut out = Text::default();
-        if let Some(pods) = pods {
-            let m = self.machine();
-            let ms = Some(m.time.as_millisecond());
-            out.sample("node_cpu_usage_seconds_total", "counter", "", seconds(m.cpu_nanos), ms);
-            out.sample("node_memory_working_set_bytes", "gauge", "", whole(m.working_set()), ms);
-            let swap = m.of("SwapTotal").saturating_sub(m.of("SwapFree"));
-            out.sample("node_swap_usage_bytes", "gauge", "", whole(swap), ms);
-            for pod in pods {
-                let labels = labels([("namespace", &pod.namespace), ("pod", &pod.name)]);
-                out.usage("pod", &labels, pod.stats.cpu.as_ref(), pod.stats.memory.as_ref());
-                if let Some(swap) = pod_swap(pod) {
-                    let at = Some(swap.timestamp / 1_000_000);
-                    let used = swap.swap_usage_bytes.map_or(0, |b| b.value);
-                    out.sample("pod_swap_usage_bytes", "gauge", &labels, whole(used), at);
+/// Returns the metrics of the node and its pods. `None` if the pods are not known:
+/// the page says only that.
+pub(super) fn resources(node: Option<(Machine, &[Pod])>) -> String {
+    let mut out = Text::default();
+    let has_pods = node.is_some();
+    if let Some((m, pods)) = node {
+        let ms = Some(m.time.as_millisecond());
+        out.sample("node_cpu_usage_seconds_total", "counter", "", seconds(m.cpu_nanos), ms);
+        out.sample("node_memory_working_set_bytes", "gauge", "", whole(m.working_set()), ms);
+        let swap = m.of("SwapTotal").saturating_sub(m.of("SwapFree"));
+        out.sample("node_swap_usage_bytes", "gauge", "", whole(swap), ms);
+        for pod in pods {
+            let labels = labels([("namespace", &pod.namespace), ("pod", &pod.name)]);
+            out.usage("pod", &labels, pod.stats.cpu.as_ref(), pod.stats.memory.as_ref());
+            if let Some(swap) = pod_swap(pod) {
+                let at = Some(swap.timestamp / 1_000_000);
+                let used = swap.swap_usage_bytes.map_or(0, |b| b.value);
+                out.sample("pod_swap_usage_bytes", "gauge", &labels, whole(used), at);
+            }
+            for (name, c) in newest(&pod.stats.containers) {
+                let labels =
+                    self::labels([("container", name), ("namespace", &pod.namespace), ("pod", &pod.name)]);
+                out.usage("container", &labels, c.cpu.as_ref(), c.memory.as_ref());
+                if let Some(started) = started(&pod.object, name) {
+                    out.sample("container_start_time_seconds", "gauge", &labels, started, None);
                 }
-                for (name, c) in newest(&pod.stats.containers) {
-                    let labels = self::labels([
-                        ("container", name),
-                        ("namespace", &pod.namespace),
-                        ("pod", &pod.name),
-                    ]);
-                    out.usage("container", &labels, c.cpu.as_ref(), c.memory.as_ref());
-                    if let Some(started) = started(&pod.object, name) {
-                        out.sample("container_start_time_seconds", "gauge", &labels, started, None);
-                    }
-                    out.swap(&labels, c.swap.as_ref());
-                }
+                out.swap(&labels, c.swap.as_ref());
             }
         }
-        out.sample("resource_scrape_error", "gauge", "", if pods.is_none() { 1.0 } else { 0.0 }, None);
-        out.finish()
     }
+    out.sample("resource_scrape_error", "gauge", "", if has_pods { 0.0 } else { 1.0 }, None);
+    out.finish()
 }
 
 pub(super) fn started(pod: &Value, container: &str) -> Option<f64> {

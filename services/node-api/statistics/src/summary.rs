@@ -24,7 +24,7 @@ impl Stats {
     /// Responds to `/stats/summary`.
     pub async fn summary(self: &Arc<Self>, node: &Services, only_cpu_and_memory: bool) -> Answer {
         let storage = async { if only_cpu_and_memory { None } else { Some(storage(node).await) } };
-        let (pods, storage) = tokio::join!(self.pods(node, true), storage);
+        let (pods, storage) = tokio::join!(self.pods.all(node, true), storage);
         match pods {
             Ok(pods) => {
                 let stats = Arc::clone(self);
@@ -50,11 +50,11 @@ impl Stats {
 
     /// Returns the statistics of the node, without `disk` if only CPU and memory are requested.
     fn node(&self, disk: Option<&Disk>) -> Value {
-        let m = self.machine();
+        let m = self.machine.read();
         let time = m.time.to_string();
         let boot = jiff::SignedDuration::try_from(self.clock.boot()).unwrap_or_default();
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let system = self.system_containers(m.time, disk.is_none());
+        let system = self.system.all(m.time, disk.is_none());
         let psi = Pressure::of_machine(&self.paths.cgroups, Path::new("/proc"));
         let mut out = json!({
             "nodeName": self.node_name,

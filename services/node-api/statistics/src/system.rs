@@ -7,22 +7,37 @@ use jiff::Timestamp;
 use quintlet_cgroups::stats::{CgroupStats, Usage};
 use serde_json::{Value, json};
 
-use super::Stats;
 use super::cri_stats::{io, object};
 use super::gather::Pressure;
+use super::paths::StatsPaths;
+use super::rates::SystemRates;
 
 /// Prefix and suffix of the units of the services under systemd. Each has a cgroup of its own.
 const UNITS: (&str, &str) = ("quintlet-", ".service");
 
-impl Stats {
+/// The statistics of system containers.
+#[derive(Debug)]
+pub(super) struct SystemContainers {
+    paths: StatsPaths,
+    /// Start of this process.
+    started: Timestamp,
+    /// Previous CPU times.
+    last: SystemRates,
+}
+
+impl SystemContainers {
+    pub(super) fn new(paths: StatsPaths, started: Timestamp) -> Self {
+        Self { paths, started, last: SystemRates::default() }
+    }
+
     /// Returns the system containers that exist, with CPU and memory only if `light`.
-    pub(super) fn system_containers(&self, time: Timestamp, light: bool) -> Vec<Value> {
+    pub(super) fn all(&self, time: Timestamp, light: bool) -> Vec<Value> {
         let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        self.system_containers_of(&own, time, light)
+        self.of_process(&own, time, light)
     }
 
     /// `own` is `/proc/self/cgroup`.
-    fn system_containers_of(&self, own: &str, time: Timestamp, light: bool) -> Vec<Value> {
+    fn of_process(&self, own: &str, time: Timestamp, light: bool) -> Vec<Value> {
         let mount = &self.paths.cgroups;
         let named = |name: &str| match name {
             "" => Vec::new(),
@@ -40,12 +55,10 @@ impl Stats {
             ("misc", named(&cgroups.system)),
             ("pods", pods),
         ];
-        all.into_iter()
-            .filter_map(|(name, groups)| self.system_container(name, &groups, time, light))
-            .collect()
+        all.into_iter().filter_map(|(name, groups)| self.container(name, &groups, time, light)).collect()
     }
 
-    fn system_container(
+    fn container(
         &self,
         name: &'static str,
         groups: &[CgroupStats],
@@ -53,7 +66,7 @@ impl Stats {
         light: bool,
     ) -> Option<Value> {
         let u = groups.iter().filter_map(CgroupStats::usage).reduce(|sum, one| sum.plus(&one))?;
-        let nano_cores = self.last_of_system.nano_cores(name, time, u.cpu_nanos);
+        let nano_cores = self.last.nano_cores(name, time, u.cpu_nanos);
         // Pressures of several cgroups cannot be added.
         let pressure = match groups {
             [one] => Pressure::of(one),
@@ -148,7 +161,7 @@ mod tests {
 
     use quintlet_kit::clock::Clock;
 
-    use super::super::{StatsPaths, SystemCgroups};
+    use super::super::paths::SystemCgroups;
     use super::*;
 
     /// Makes a cgroup v2 with this CPU time and memory.
@@ -165,7 +178,7 @@ mod tests {
         }
     }
 
-    fn stats(root: &Path, system: SystemCgroups) -> Stats {
+    fn stats(root: &Path, system: SystemCgroups) -> SystemContainers {
         let paths = StatsPaths {
             root_dir: PathBuf::new(),
             pod_logs_dir: PathBuf::new(),
@@ -174,12 +187,12 @@ mod tests {
             system,
             subtracts_huge_pages: true,
         };
-        Stats::new("n".to_owned(), paths, Clock::system())
+        SystemContainers::new(paths, Clock::system().wall())
     }
 
     /// Returns name, CPU time in seconds and memory of each container.
-    fn seen(stats: &Stats, own: &str) -> Vec<(String, u64, u64)> {
-        let all = stats.system_containers_of(own, Timestamp::UNIX_EPOCH, false);
+    fn seen(stats: &SystemContainers, own: &str) -> Vec<(String, u64, u64)> {
+        let all = stats.of_process(own, Timestamp::UNIX_EPOCH, false);
         let show = |c: &Value| {
             let cpu = c["cpu"]["usageCoreNanoSeconds"].as_u64().unwrap() / 1_000_000_000;
             assert!(c["startTime"].is_string(), "{c}");

@@ -2,7 +2,6 @@
 //!
 //! Tasks: one per upgraded connection, and one for its connection to the runtime.
 
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 #[doc(hidden)]

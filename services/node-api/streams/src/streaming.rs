@@ -33,7 +33,9 @@ use node_api_base::uri::query;
 /// The parts of the server that streams use.
 #[derive(Debug)]
 pub struct StreamServer {
+    /// Clients of cri-proxy and pod-sync.
     pub services: Services,
+    /// Limits of the listener that accepts the requests.
     pub limits: Limits,
     /// Slots for upgraded connections.
     pub slots: Arc<Semaphore>,

@@ -162,9 +162,9 @@ impl Admitter {
 
     // Terminates a victim and then wakes the worker of the pod that needs its resources. `short` are the
     // insufficient resources.
-    fn preempt(&self, victim: &Pod, by: &Pod, short: &[InsufficientResource]) -> Option<Victim> {
+    fn preempt(&self, victim: &Pod, preemptor: &Pod, short: &[InsufficientResource]) -> Option<Victim> {
         let victim_ref = pods::pod_ref(victim).ok()?;
-        let by = pods::pod_ref(by).ok()?.uid;
+        let preemptor = pods::pod_ref(preemptor).ok()?.uid;
         let message = preempt::PREEMPTED_MESSAGE;
         self.ctx.reporting.events.pod(victim, EventType::Warning, preempt::PREEMPTING, message, "");
         let kill = KillPodOptions {
@@ -193,7 +193,7 @@ impl Admitter {
                 let text = "Container runtime did not kill the pod within specified grace period.";
                 ctx.reporting.events.pod(&victim, EventType::Warning, "ExceededGracePeriod", text, "");
             }
-            ctx.control.wakeups.wake(&by);
+            ctx.control.wakeups.wake(&preemptor);
         };
         let ctx = Arc::clone(&self.ctx);
         quintlet_kit::task::spawn("preempt", async move {

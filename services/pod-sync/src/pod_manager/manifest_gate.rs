@@ -90,13 +90,13 @@ mod tests {
 
     fn uids(updates: impl IntoIterator<Item = SourceEvent>) -> Vec<String> {
         let uid = |pod: Arc<Pod>| pod.metadata.uid.clone().unwrap();
-        let of = |update| match update {
+        let description = |update| match update {
             SourceEvent::Snapshot(s) => s.pods.into_iter().map(uid).collect::<Vec<_>>().join("+"),
             SourceEvent::Changed(pod) => uid(pod),
             SourceEvent::Removed(uid) => format!("-{uid}"),
             SourceEvent::Problems(_) => "problems".to_owned(),
         };
-        updates.into_iter().map(of).collect()
+        updates.into_iter().map(description).collect()
     }
 
     #[tokio::test(start_paused = true)]

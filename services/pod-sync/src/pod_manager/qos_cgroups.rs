@@ -42,32 +42,28 @@ impl QosCgroups {
     }
 }
 
+/// Writes the newest values, and writes them again after [`PERIOD`].
 async fn keep(write: Arc<Write>, mut newest: watch::Receiver<Option<QosTiers>>) {
     loop {
         let wanted = *newest.borrow_and_update();
-        let wait = match wanted {
-            None => None,
-            Some(tiers) => {
-                let write = Arc::clone(&write);
-                match blocking(move || write(&tiers)).await {
-                    Ok(()) => Some(PERIOD),
-                    Err(error) => {
-                        tracing::warn!(error, "QoS cgroups not written, retrying");
-                        Some(RETRY)
-                    }
-                }
+        let Some(tiers) = wanted else {
+            if newest.changed().await.is_err() {
+                return;
             }
+            continue;
         };
-        let due = async {
-            match wait {
-                Some(wait) => timers::pause(wait).await,
-                None => std::future::pending().await,
+        let write = Arc::clone(&write);
+        let wait = match blocking(move || write(&tiers)).await {
+            Ok(()) => PERIOD,
+            Err(error) => {
+                tracing::warn!(error, "QoS cgroups not written, retrying");
+                RETRY
             }
         };
         // Each branch only wakes the loop, which reads the newest values.
         tokio::select! {
             changed = newest.changed() => if changed.is_err() { return },
-            () = due => {}
+            () = timers::pause(wait) => {}
         }
     }
 }

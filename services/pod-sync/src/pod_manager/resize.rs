@@ -105,7 +105,8 @@ impl Resizes {
         if self.ctx.control.pod_workers.read(|w| w.is_termination_requested(uid)) {
             return false;
         }
-        let (ctx, generation, now) = (&self.ctx, desired.metadata.generation, self.ctx.clock.wall());
+        let ctx = &self.ctx;
+        let (generation, now) = (desired.metadata.generation, ctx.clock.wall());
         let allocated = ctx.checkpoints.allocations.apply(uid, desired);
         if Arc::ptr_eq(&allocated, desired) {
             self.revert(uid, desired);

@@ -93,17 +93,17 @@ impl PodManager {
             let text = format!("{problem}, ignoring");
             self.ctx.reporting.events.pod(pod, EventType::Warning, "FailedValidation", &text, "");
         };
-        let from = source.name();
+        let source = source.name();
         for pod in duplicates {
             let name = pods::pod_ref(pod).map(|r| r.full_name()).unwrap_or_default();
             let problem =
-                format!("Error validating pod {name} from {from} due to duplicate pod name {name:?}");
+                format!("Error validating pod {name} from {source} due to duplicate pod name {name:?}");
             ignored(pod, problem);
         }
         for pod in unusable {
             let name = pod.metadata.name.as_deref().unwrap_or_default();
             let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-            let problem = format!("Error validating pod {name} from {from}: its UID {uid:?} is not usable");
+            let problem = format!("Error validating pod {name} from {source}: its UID {uid:?} is not usable");
             ignored(pod, problem);
         }
     }

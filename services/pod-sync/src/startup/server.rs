@@ -25,13 +25,17 @@ use tokio::task::JoinHandle;
 
 use super::Agent;
 use super::claims::NodeSlices;
+use crate::checkpoint::ContainerCheckpoints;
 use crate::claims::ClaimLists;
 use crate::cpus::CpuLists;
 use crate::devices::DeviceLists;
 use crate::exclusive::PlacedResources;
 use crate::pods_api;
-use crate::serve::{EvictionRounds, ServeContext, Service};
+use crate::pressure::{EvictionRounds, PressureReports};
+use crate::serve::PodService;
+use crate::storage::StorageLists;
 use crate::subscribe::{self, PodJournal, PodsService};
+use crate::volumes::VolumeLists;
 
 /// The pods of this node, by their views and workers.
 #[derive(Debug)]
@@ -66,17 +70,26 @@ impl Agent {
         let path = self.paths.podsync();
         let listener = bind_unix(&path, 0o660).with_context(|| format!("{}", path.display()))?;
         let peers = PeerPolicy::root_and_self().and(&self.args.allow_uid);
-        let service = Service::new(ServeContext {
+        let volumes = VolumeLists {
+            clock: ctx.clock.clone(),
+            reporting: Arc::clone(&ctx.reporting),
+            volume_tasks: ctx.environment.volume_tasks.clone(),
+        };
+        let pods = PodService {
+            node: Arc::clone(&ctx.node),
+            reporting: Arc::clone(&ctx.reporting),
+            control: Arc::clone(&ctx.control),
+            faults: Arc::clone(&ctx.faults),
+            volumes: volumes.clone(),
+        };
+        let checkpoints = ContainerCheckpoints {
             clock: ctx.clock.clone(),
             node: Arc::clone(&ctx.node),
             runtime: ctx.runtime.clone(),
             reporting: Arc::clone(&ctx.reporting),
-            control: Arc::clone(&ctx.control),
-            faults: Arc::clone(&ctx.faults),
-            measured: Arc::clone(&self.measured),
-            volume_tasks: ctx.environment.volume_tasks.clone(),
-            rounds,
-        });
+        };
+        let pressure = PressureReports { clock: ctx.clock.clone(), rounds };
+        let storage = StorageLists { measured: Arc::clone(&self.measured), calls: ctx.runtime.calls.clone() };
         let devices = ctx.environment.devices.clone();
         let devices = DeviceLists { devices, reporting: Arc::clone(&ctx.reporting) };
         let claims = ctx.environment.claims.clone();
@@ -85,11 +98,11 @@ impl Agent {
         let cpus = CpuLists { placement, reporting: Arc::clone(&ctx.reporting) };
         let server = Server::new("pod-sync")
             .observers(&self.args.common.observer_uid)
-            .add_service(PodSyncServer::new(service.clone()))
-            .add_service(CheckpointsServer::new(service.clone()))
-            .add_service(PressureServer::new(service.clone()))
-            .add_service(StorageServer::new(service.clone()))
-            .add_service(VolumesServer::new(service))
+            .add_service(PodSyncServer::new(pods))
+            .add_service(CheckpointsServer::new(checkpoints))
+            .add_service(PressureServer::new(pressure))
+            .add_service(StorageServer::new(storage))
+            .add_service(VolumesServer::new(volumes))
             .add_service(DevicesServer::new(devices))
             .add_service(CpusServer::new(cpus))
             .add_service(ClaimsServer::new(claims));

@@ -69,6 +69,7 @@ pub struct NodeConfig {
     pub crash_loop: BackoffDelays,
     /// Signs the commands of exec probes.
     pub grant_key: GrantKey,
+    /// Directories of pods that are on disk.
     pub pod_dirs: PodDirs,
 }
 
@@ -134,9 +135,11 @@ impl RuntimeAccess {
 pub struct Reporting {
     /// Statuses for the API server, through status-reporter.
     pub statuses: Arc<Statuses>,
+    /// Events about pods and the node.
     pub events: Events,
     /// The published state of each pod.
     pub views: PodViews,
+    /// Metrics under the names of the kubelet.
     pub metrics: PodMetrics,
 }
 
@@ -194,6 +197,7 @@ impl PodEnvironment {
     }
 }
 
+/// Pulls of images, their limits and credentials.
 pub struct ImagePulls {
     /// The images that pod-sync pulled, with the credentials that may use them.
     pub pull_records: PullRecords,
@@ -274,6 +278,7 @@ impl FaultIsolation {
 
 /// All groups, for pod workers and the pod manager. Other tasks get the groups that they use.
 pub struct WorkerContext {
+    /// Wall time and CLOCK_BOOTTIME.
     pub clock: Clock,
     /// Settings of this node.
     pub node: Arc<NodeConfig>,
@@ -285,6 +290,7 @@ pub struct WorkerContext {
     pub checkpoints: Arc<Checkpoints>,
     /// Cgroups, volumes and id ranges.
     pub environment: Arc<PodEnvironment>,
+    /// Pulls of images, their limits and credentials.
     pub images: Arc<ImagePulls>,
     /// Probes, run by probe-service.
     pub probes: Arc<Probes>,
@@ -322,6 +328,7 @@ impl WorkerContext {
 /// The groups that an image pull uses.
 #[derive(Clone)]
 pub struct PullContext {
+    /// Wall time and CLOCK_BOOTTIME.
     pub clock: Clock,
     /// Access to the container runtime.
     pub runtime: RuntimeAccess,
@@ -329,12 +336,14 @@ pub struct PullContext {
     pub reporting: Arc<Reporting>,
     /// ConfigMaps, Secrets and tokens.
     pub environment: Arc<PodEnvironment>,
+    /// Pulls of images, their limits and credentials.
     pub images: Arc<ImagePulls>,
 }
 
 /// The groups that a stop of a container and a lifecycle hook use.
 #[derive(Debug, Clone)]
 pub struct StopContext {
+    /// Wall time and CLOCK_BOOTTIME.
     pub clock: Clock,
     /// Access to the container runtime.
     pub runtime: RuntimeAccess,

@@ -137,15 +137,15 @@ async fn pull(
     }
     begins();
     wanted.event(ctx, EventType::Normal, "Pulling", &format!("Pulling image {name:?}"));
-    let asked = ctx.clock.boot();
-    let mut began = asked;
+    let requested = ctx.clock.boot();
+    let mut began = requested;
     let lane = async {
         began = ctx.clock.boot();
         try_all(ctx, wanted, &spec).await
     };
     let pulled = ctx.images.pulls.run(&image, lane).await;
     let uid = wanted.pod.metadata.uid.as_deref().unwrap_or_default();
-    ctx.reporting.metrics.start_latency.image_pulled(uid, ctx.clock.boot().saturating_sub(asked));
+    ctx.reporting.metrics.start_latency.image_pulled(uid, ctx.clock.boot().saturating_sub(requested));
     match pulled {
         Ok(Pulled { image_ref, pull_credentials, begun }) => {
             let found =
@@ -161,8 +161,8 @@ async fn pull(
             };
             let now = ctx.clock.boot();
             let size = found.size;
-            ctx.reporting.metrics.operations.image_pulled(size, now.saturating_sub(asked));
-            let (took, whole) = (ms(now.saturating_sub(began)), ms(now.saturating_sub(asked)));
+            ctx.reporting.metrics.operations.image_pulled(size, now.saturating_sub(requested));
+            let (took, whole) = (ms(now.saturating_sub(began)), ms(now.saturating_sub(requested)));
             let text = format!(
                 "Successfully pulled image {name:?} in {took} ({whole} including waiting). Image size: {size} bytes."
             );
@@ -171,31 +171,24 @@ async fn pull(
             Ok(Ready { image_ref, image: found })
         }
         Err(NotPulled::Failed(text)) => {
-            wanted.event(
-                ctx,
-                EventType::Warning,
-                "Failed",
-                &format!("Failed to pull image {name:?}: {text}"),
-            );
-            let special = SPECIAL.iter().find(|(reason, _)| text.starts_with(reason.as_str()));
-            let (reason, message) = match special {
-                Some((reason, why)) => {
-                    let rest = &text[reason.as_str().len()..];
-                    (*reason, format!("image pull failed for {name} {why}{rest}"))
-                }
-                None => (StartFailure::ErrImagePull, text),
-            };
-            backoff.record_failure(
-                &image,
-                ctx.clock.boot(),
-                BackoffDelays::default(),
-                reason.as_str(),
-                &message,
-            );
+            let failed = format!("Failed to pull image {name:?}: {text}");
+            wanted.event(ctx, EventType::Warning, "Failed", &failed);
+            let (reason, message) = failure_of(name, text);
+            let (now, delays) = (ctx.clock.boot(), BackoffDelays::default());
+            backoff.record_failure(&image, now, delays, reason.as_str(), &message);
             Err(NoImage::Waits(reason.with_message(message)))
         }
         Err(NotPulled::Interrupted(e)) => Err(NoImage::Interrupted(e)),
     }
+}
+
+/// Returns the waiting reason and message for the error of a pull.
+fn failure_of(name: &str, text: String) -> (StartFailure, String) {
+    let special = SPECIAL.iter().find_map(|(reason, why)| {
+        let rest = text.strip_prefix(reason.as_str())?;
+        Some((*reason, format!("image pull failed for {name} {why}{rest}")))
+    });
+    special.unwrap_or((StartFailure::ErrImagePull, text))
 }
 
 /// Returns the description of a pulled image. Without the user in it, a container would run as root.
@@ -232,7 +225,8 @@ async fn may_use(ctx: &PullContext, wanted: Wanted<'_>, image: &str, id: &str) -
         secrets.extend(pull_credentials.kubernetes_secrets);
         accounts.extend(pull_credentials.kubernetes_service_accounts);
     }
-    let (records, image, id) = (ctx.images.pull_records.clone(), image.to_owned(), id.to_owned());
+    let records = ctx.images.pull_records.clone();
+    let (image, id) = (image.to_owned(), id.to_owned());
     blocking(move || records.may_use(&image, &id, &secrets, &accounts)).await
 }
 

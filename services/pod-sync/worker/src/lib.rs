@@ -11,7 +11,6 @@
 //! pod-sync makes workers.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 pub mod context;
 mod image;

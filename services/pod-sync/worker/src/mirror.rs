@@ -19,6 +19,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The groups that the reconciler of a mirror pod uses.
 #[derive(Debug, Clone)]
 pub struct MirrorContext {
+    /// Wall time and CLOCK_BOOTTIME.
     pub clock: Clock,
     /// Settings of this node.
     pub node: Arc<NodeConfig>,

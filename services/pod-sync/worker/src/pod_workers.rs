@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use pod_sync_clients::WorkerWakeups;
 use pod_sync_decisions::grace;
 use pod_sync_decisions::worker::{
-    Effect, Input, KillPodOptions, Outcome, PodFacts, PodSyncStatuses, SyncPodType, Work,
+    Effect, Input, KillPodOptions, PodFacts, PodSyncStatuses, SyncPodType, Work, WorkOutcome,
 };
 use pod_sync_views::PodViews;
 use quintlet_kit::clock::{Clock, bounded};
@@ -141,7 +141,7 @@ impl PodWorkers {
     }
 
     /// Records the outcome of the work and returns when to ask again.
-    pub fn complete_work(&self, uid: &PodUid, outcome: Outcome) -> NextWork {
+    pub fn complete_work(&self, uid: &PodUid, outcome: WorkOutcome) -> NextWork {
         for effect in self.step(Input::Done { uid: uid.clone(), outcome }) {
             match effect {
                 Effect::Wait(_, wait) => return NextWork::Idle(slotted(wait, self.clock.boot())),
@@ -245,7 +245,10 @@ mod tests {
         let stops = async {
             tokio::task::yield_now().await;
             assert!(matches!(quick.next_work(&uid()), NextWork::Run(Work::Terminating, _)));
-            assert!(matches!(quick.complete_work(&uid(), Outcome::Advance), NextWork::Idle(Duration::ZERO)));
+            assert!(matches!(
+                quick.complete_work(&uid(), WorkOutcome::Advance),
+                NextWork::Idle(Duration::ZERO)
+            ));
         };
         let uid = uid();
         let (killed, ()) = tokio::join!(quick.kill(&uid, facts, kill), stops);

@@ -252,14 +252,6 @@ impl Containerd {
         Ok(names)
     }
 
-    /// Starts the containerd process again after it has exited. Pods continue to run.
-    ///
-    /// # Errors
-    /// Fails if it does not respond in time.
-    pub async fn start_again(&mut self) -> Result<(), Error> {
-        self.launch().await
-    }
-
     /// Stops containerd and leaves the pods running. The next start in this directory adopts them.
     pub async fn stop(mut self) {
         self.keep_pods = true;
@@ -318,7 +310,11 @@ impl Containerd {
         }
     }
 
-    async fn launch(&mut self) -> Result<(), Error> {
+    /// Starts the containerd process. Pods of an earlier process continue to run.
+    ///
+    /// # Errors
+    /// Fails if it does not respond in time.
+    pub async fn launch(&mut self) -> Result<(), Error> {
         let log_path = self.log_file.clone();
         let log = OpenOptions::new()
             .create(true)
@@ -380,28 +376,6 @@ impl Drop for Containerd {
             index.release();
         }
     }
-}
-
-/// Removes the traces of a dead instance in `dir`, and returns those that could not be removed. The instance
-/// must not have an owner.
-///
-/// # Errors
-/// Fails if the instance is in use.
-pub async fn cleanup_stale(dir: &Path, lock_dir: &Path) -> Result<Vec<String>, Error> {
-    let (dir, lock_dir) = (dir.to_path_buf(), lock_dir.to_path_buf());
-    blocking(move || {
-        let Ok(dir) = dir.canonicalize() else { return Ok(Vec::new()) };
-        let Some(record) = Record::read(&dir) else { return Ok(Vec::new()) };
-        let index = index::take(&lock_dir, &dir, Some(record.index))?;
-        let traces = record.traces(&dir);
-        traces.remove();
-        let leftovers = traces.leftovers();
-        if leftovers.is_empty() {
-            index.release();
-        }
-        Ok(leftovers)
-    })
-    .await
 }
 
 /// Returns the index of an instance in `dir`. Before that, it removes the traces of dead instances and stops

@@ -15,7 +15,6 @@ use std::time::Duration;
 use nix::sched::{CloneFlags, unshare};
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_cri_api::v1::*;
-use quintlet_localnode::containerd::cleanup_stale;
 use quintlet_localnode::{Containerd, Options, images};
 use quintlet_test_runtime::Faults as _;
 use tokio::time::Instant;
@@ -132,7 +131,7 @@ async fn a_pod_runs_and_nothing_is_left_behind() {
 
     let began = Instant::now();
     node.kill9().await;
-    node.start_again().await.unwrap();
+    node.launch().await.unwrap();
     took.push(("start again", began.elapsed()));
     assert!(running(&mut client, &container).await, "a pod did not survive its containerd");
     node.restart().await.unwrap();
@@ -175,11 +174,10 @@ async fn a_dropped_instance_leaves_nothing_even_with_containerd_dead() {
 }
 
 #[tokio::test]
-async fn kept_pods_are_taken_over_and_stale_ones_removed() {
+async fn kept_pods_are_taken_over_and_an_owner_that_does_not_keep_them_removes_them() {
     let dir = tempfile::tempdir().unwrap();
     let mut options = Options::new(dir.path().join("node"));
     options.keep_pods = true;
-    let lock_dir = options.lock_dir.clone();
     let node = Containerd::start(options.clone()).await.unwrap();
     node.import_local_images().await.unwrap();
     let mut client = Client::new(node.channel().await.unwrap());
@@ -188,14 +186,13 @@ async fn kept_pods_are_taken_over_and_stale_ones_removed() {
     node.stop().await;
     assert!(page(&ip).await.contains("hello"));
 
-    let node = Containerd::start(options).await.unwrap();
+    let node = Containerd::start(options.clone()).await.unwrap();
     let mut client = Client::new(node.channel().await.unwrap());
     assert!(running(&mut client, &container).await);
     node.stop().await;
-    assert_eq!(
-        cleanup_stale(dir.path().join("node").as_path(), &lock_dir).await.unwrap(),
-        Vec::<String>::new()
-    );
+
+    options.keep_pods = false;
+    Containerd::start(options).await.unwrap().down().await.unwrap();
     assert_eq!(traces.leftovers(), Vec::<String>::new());
 }
 

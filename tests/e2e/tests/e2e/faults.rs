@@ -81,7 +81,7 @@ async fn hangs_and_a_dead_runtime_change_no_pod() {
     node.containerd.kill9().await;
     node.pod_manifest(&pod);
     tokio::time::sleep(HANG).await;
-    node.containerd.start_again().await.unwrap();
+    node.containerd.launch().await.unwrap();
     let ended = Instant::now();
     assert_catches_up(&node, "containerd was dead", &pod, ended, ordinary).await;
     assert_eq!(node.steady(&NAMES).await, before, "containerd was dead");
@@ -117,7 +117,7 @@ async fn containerd_restarted_under_fifty_pods_changes_none_of_them() {
     let recorder = node.record().await;
     for restart in ["first", "second"] {
         node.containerd.kill9().await;
-        node.containerd.start_again().await.unwrap();
+        node.containerd.launch().await.unwrap();
         // A pod created meanwhile is started by the restarted runtime, whose lists have all other pods, too.
         let name = format!("after-the-{restart}");
         node.pod_manifest(&pods::sleeper(&name));

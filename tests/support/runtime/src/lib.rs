@@ -24,12 +24,12 @@ pub trait Faults {
     /// Containerd does not answer in time.
     async fn restart(&mut self) -> Result<(), Error>;
 
-    /// Kills containerd. Pods continue to run. [`Containerd::start_again`] starts it.
+    /// Kills containerd. Pods continue to run. [`Containerd::launch`] starts it.
     async fn kill9(&mut self);
 
     /// Removes everything that a reboot of the machine removes: containerd, its shims, all pods, mounts,
     /// interfaces, cgroups, and its state directory. Images, records and assigned addresses stay on disk.
-    /// [`Containerd::start_again`] is the next boot.
+    /// [`Containerd::launch`] is the next boot.
     async fn power_off(&mut self);
 
     /// Pauses the process with SIGSTOP: the kernel accepts connections, and nothing is answered. Returns when
@@ -43,7 +43,7 @@ pub trait Faults {
 impl Faults for Containerd {
     async fn restart(&mut self) -> Result<(), Error> {
         self.end_process().await;
-        self.start_again().await
+        self.launch().await
     }
 
     async fn kill9(&mut self) {

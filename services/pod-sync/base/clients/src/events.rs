@@ -30,9 +30,12 @@ const SETUP_FAILURE_WAIT: Duration = Duration::from_secs(3);
 /// Attempts after an error that may be the event's fault.
 const RETRIES: u32 = 10;
 
+/// Type of an event (`k8s.io/api/core/v1: EventTypeNormal`, `EventTypeWarning`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventType {
+    /// The pod or node works as intended.
     Normal,
+    /// Something failed or may fail.
     Warning,
 }
 
@@ -61,8 +64,11 @@ pub struct RecordedEvent {
     pub uid: String,
     /// `namespace/name`.
     pub pod: String,
+    /// Normal or Warning.
     pub kind: EventType,
+    /// Reason in CamelCase, as the kubelet has it.
     pub reason: String,
+    /// Text for the user.
     pub message: String,
     /// Field of the pod that the event is about, like `spec.containers{main}`; empty for the whole pod.
     pub field_path: String,

@@ -36,7 +36,7 @@ use tonic_health::pb::health_client::HealthClient;
 use self::discovery::{sockets, watch};
 pub use self::memory::PodMemory;
 use self::memory::{clear_memory, fill_memory, merge};
-use self::shards::{Instances, Place, Step};
+use self::shards::{AssignmentDecision, Instances, Place};
 use crate::WorkerWakeups;
 use crate::retry::SERVICE_RETRY;
 
@@ -61,7 +61,9 @@ const DRIVE: &str = "Probe.Drive";
 /// A probe that failed.
 #[derive(Debug, Clone)]
 pub struct ProbeFailure {
+    /// UID of the pod whose probe failed.
     pub uid: PodUid,
+    /// Name of the container that the probe belongs to.
     pub container: String,
     /// Reason of the event.
     pub reason: String,
@@ -281,12 +283,12 @@ impl Probes {
                 let step = shards::decide(&assigned.place, best, |id| instances.is_live(id, now), now);
                 let before = assigned.place.instance().map(str::to_owned);
                 match step {
-                    Step::Stay => continue,
-                    Step::Release => {
-                        let from = before.clone().unwrap_or_default();
-                        assigned.place = Place::Leaving { from, since: now };
+                    AssignmentDecision::Stay => continue,
+                    AssignmentDecision::Release => {
+                        let instance = before.clone().unwrap_or_default();
+                        assigned.place = Place::Leaving { instance, since: now };
                     }
-                    Step::Assign(instance) => {
+                    AssignmentDecision::Assign(instance) => {
                         changed.insert(instance.clone());
                         assigned.assign(instance);
                     }
@@ -306,11 +308,11 @@ impl Probes {
             let mut desired = self.desired.write();
             let Desired { pods, instances } = &mut *desired;
             let Some(assigned) = pods.get_mut(uid) else { return };
-            let Place::Leaving { from, .. } = &assigned.place else { return };
+            let Place::Leaving { instance: previous, .. } = &assigned.place else { return };
             if generation != assigned.target.generation {
                 return;
             }
-            let instance = instances.best(uid, now).unwrap_or(from).to_owned();
+            let instance = instances.best(uid, now).unwrap_or(previous).to_owned();
             assigned.assign(instance.clone());
             instance
         };
@@ -344,12 +346,12 @@ impl Probes {
     /// suspended. An instance that is refused counts as unresponsive, so that its pods move to another one.
     async fn check_health(&self, id: &str, peer: &Neighbour, mut health: HealthClient<Channel>) {
         loop {
-            let asked = Instant::now();
+            let sent_at = Instant::now();
             let mut check = std::pin::pin!(health.check(HealthCheckRequest::default()));
             let answer = match tokio::time::timeout(HEALTH_TIMEOUT, &mut check).await {
                 Ok(answer) => answer,
                 Err(_) => {
-                    self.silent(id, asked);
+                    self.silent(id, sent_at);
                     // A resumed process answers at once, and a broken connection returns an error.
                     check.await
                 }
@@ -367,14 +369,14 @@ impl Probes {
                     () = quintlet_kit::timers::pause(interval) => {}
                 }
             } else {
-                self.silent(id, asked);
+                self.silent(id, sent_at);
                 tokio::time::sleep(SERVICE_RETRY).await;
             }
         }
     }
 
-    fn silent(&self, id: &str, asked: Instant) {
-        if self.desired.write().instances.silent(id, asked) {
+    fn silent(&self, id: &str, sent_at: Instant) {
+        if self.desired.write().instances.silent(id, sent_at) {
             self.health_changed.notify_one();
         }
     }
@@ -436,7 +438,7 @@ impl Probes {
     fn difference(&self, id: &str, sent: &mut Sent) -> Vec<(wire::drive_request::Request, Option<Trace>)> {
         let desired = self.desired.read();
         let is_mine = |a: &Assigned| matches!(&a.place, Place::At(at) if at == id);
-        let is_leaving = |a: &Assigned| matches!(&a.place, Place::Leaving { from, .. } if from == id);
+        let is_leaving = |a: &Assigned| matches!(&a.place, Place::Leaving { instance, .. } if instance == id);
         let mut out = Vec::new();
         sent.releases.retain(|uid, _| desired.pods.get(uid).is_some_and(is_leaving));
         for (uid, assigned) in desired.pods.iter().filter(|(_, a)| is_leaving(a)) {

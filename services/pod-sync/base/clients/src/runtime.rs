@@ -38,9 +38,11 @@ const MAX_MESSAGE: usize = 16 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct CallError {
+    /// Method of the CRI, without its service.
     pub method: &'static str,
     /// Whether the runtime received and executed the call.
     pub outcome: Outcome,
+    /// gRPC code of the answer.
     pub code: Code,
     /// Message of the runtime, or of cri-proxy if the runtime did not answer.
     pub message: String,
@@ -77,8 +79,11 @@ pub struct Runtime {
 /// Result of a command in a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecOutput {
+    /// Exit code of the command.
     pub exit_code: i32,
+    /// The beginning of its standard output.
     pub stdout: Vec<u8>,
+    /// The beginning of its standard error.
     pub stderr: Vec<u8>,
 }
 
@@ -224,6 +229,7 @@ impl Runtime {
         answer
     }
 
+    /// Creates and starts a sandbox with a runtime handler; an empty one is the default.
     pub async fn run_sandbox(
         &self,
         config: cri::PodSandboxConfig,
@@ -257,6 +263,7 @@ impl Runtime {
         )
     }
 
+    /// Returns the status of a sandbox. Fails if the reply has none.
     pub async fn sandbox_status(&self, id: &SandboxId) -> Result<cri::PodSandboxStatus, CallError> {
         let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_string(), verbose: false };
         call!(self, runtime, pod_sandbox_status, "PodSandboxStatus", self.call, request)?
@@ -264,6 +271,7 @@ impl Runtime {
             .ok_or_else(|| invalid_reply("PodSandboxStatus", &"no status"))
     }
 
+    /// Creates a container without starting it.
     pub async fn create_container(
         &self,
         sandbox: &SandboxId,
@@ -279,6 +287,7 @@ impl Runtime {
         ContainerId::parse(&reply.container_id).map_err(|e| invalid_reply("CreateContainer", &e))
     }
 
+    /// Starts a container that was created.
     pub async fn start_container(&self, id: &ContainerId) -> Result<(), CallError> {
         let request = cri::StartContainerRequest { container_id: id.to_string() };
         call!(self, runtime, start_container, "StartContainer", self.call, request).map(|_| ())
@@ -291,6 +300,7 @@ impl Runtime {
         ignore_not_found(call!(self, runtime, stop_container, "StopContainer", limit, request).map(|_| ()))
     }
 
+    /// Changes the resources of a running container in place.
     pub async fn update_container(
         &self,
         id: &ContainerId,
@@ -361,6 +371,7 @@ impl Runtime {
         )
     }
 
+    /// Makes the runtime write to a new log file after a rotation.
     pub async fn reopen_container_log(&self, id: &ContainerId) -> Result<(), CallError> {
         let request = cri::ReopenContainerLogRequest { container_id: id.to_string() };
         call!(self, runtime, reopen_container_log, "ReopenContainerLog", self.call, request).map(|_| ())
@@ -457,6 +468,7 @@ impl Runtime {
         self.finish("ListContainers", self.call, Box::pin(listing)).await
     }
 
+    /// Lists the images of the runtime.
     pub async fn images(&self) -> Result<Vec<Image>, CallError> {
         let request = cri::ListImagesRequest { filter: None };
         let image = |i: cri::Image| {
@@ -527,11 +539,13 @@ impl Runtime {
         call!(self, runtime, update_runtime_config, "UpdateRuntimeConfig", self.call, request).map(|_| ())
     }
 
+    /// Returns name and versions of the runtime.
     pub async fn version(&self) -> Result<cri::VersionResponse, CallError> {
         let request = cri::VersionRequest { version: "v1".to_owned() };
         call!(self, runtime, version, "Version", self.call, request)
     }
 
+    /// Returns the conditions and handlers of the runtime.
     pub async fn status(&self) -> Result<cri::StatusResponse, CallError> {
         call!(self, runtime, status, "Status", self.call, cri::StatusRequest { verbose: false })
     }
@@ -572,8 +586,8 @@ mod tests {
 
     #[test]
     fn a_command_without_a_limit_is_waited_for_longer_than_any_grace_period() {
-        let (call, minute, week) =
-            (Duration::from_secs(120), Duration::from_secs(60), Duration::from_secs(7 * 24 * 3600));
+        let call = Duration::from_secs(120);
+        let (minute, week) = (Duration::from_secs(60), Duration::from_secs(7 * 24 * 3600));
         assert_eq!(exec_wait(Some(minute), call), Duration::from_secs(180));
         assert!(exec_wait(None, call) > week, "{:?}", exec_wait(None, call));
     }

@@ -36,6 +36,7 @@ const REPORT: &str = "StatusReporter.Report";
 /// Outcome of a pod status at the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StatusAck {
+    /// The API server has the whole status.
     Written,
     /// The status was written without this part and those before it, since the API server did not take the
     /// whole one.
@@ -55,8 +56,10 @@ pub enum StatusAck {
 /// The Node was not reported.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeReportError {
+    /// The Node has no JSON form.
     #[error("failed to encode the Node")]
     Encode(#[source] serde_json::Error),
+    /// status-reporter answered with an error, or not at all.
     #[error("status-reporter rejected the Node")]
     Refused(#[source] tonic::Status),
 }
@@ -64,6 +67,7 @@ pub enum NodeReportError {
 /// A mirror pod was not created or deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum MirrorError {
+    /// The pod has no JSON form.
     #[error("{0}")]
     Encode(serde_json::Error),
     /// The message is that of status-reporter.

@@ -12,7 +12,6 @@
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 mod cri_proxy;
 mod exits;
@@ -42,6 +41,7 @@ use work_file::{PreviousWork, Threads, WorkFile};
 /// The pod that some work is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodWork {
+    /// UID of the pod.
     pub uid: PodUid,
     /// `namespace/name`.
     pub name: String,
@@ -50,6 +50,7 @@ pub struct PodWork {
 }
 
 impl PodWork {
+    /// Returns work for a pod that is not critical.
     #[must_use]
     pub fn of(pod: &PodRef) -> Self {
         Self { name: format!("{}/{}", pod.namespace, pod.name), ..Self::unnamed(&pod.uid) }

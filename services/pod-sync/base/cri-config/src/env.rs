@@ -30,11 +30,11 @@ impl EnvObjects {
     pub async fn fetch(pod: &Pod, container: &Container, source: &dyn ObjectSource) -> Self {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
         let mut out = Self::default();
-        for from in container.env_from.iter().flatten() {
-            if let Some(r) = &from.config_map_ref {
+        for env_source in container.env_from.iter().flatten() {
+            if let Some(r) = &env_source.config_map_ref {
                 out.want_config_map(namespace, &r.name, source).await;
             }
-            if let Some(r) = &from.secret_ref {
+            if let Some(r) = &env_source.secret_ref {
                 out.want_secret(namespace, &r.name, source).await;
             }
         }
@@ -82,11 +82,11 @@ async fn services(namespace: &str, source: &dyn ObjectSource) -> Option<Vec<Arc<
 }
 
 fn get<'a, T>(
-    from: &'a BTreeMap<String, Result<Arc<T>, ObjectError>>,
+    objects: &'a BTreeMap<String, Result<Arc<T>, ObjectError>>,
     name: &str,
     optional: bool,
 ) -> Result<Option<&'a T>, ConfigError> {
-    match from.get(name) {
+    match objects.get(name) {
         Some(Ok(object)) => Ok(Some(object)),
         Some(Err(e)) if optional && e.is_not_found() => Ok(None),
         Some(Err(e)) => Err(ConfigError::Object(e.clone())),
@@ -140,9 +140,9 @@ pub fn make_env(input: EnvInput<'_>, mut files: EnvFiles) -> Result<Env, ConfigE
 
 fn env_from(input: EnvInput<'_>, budget: &mut Budget) -> Result<Env, ConfigError> {
     let mut env = Env::new();
-    for from in input.container.env_from.iter().flatten() {
-        let prefix = from.prefix.as_deref().unwrap_or_default();
-        if let Some(r) = &from.config_map_ref
+    for env_source in input.container.env_from.iter().flatten() {
+        let prefix = env_source.prefix.as_deref().unwrap_or_default();
+        if let Some(r) = &env_source.config_map_ref
             && let Some(map) = input.objects.config_map(&r.name, r.optional.unwrap_or(false))?
         {
             for (k, v) in map.data.iter().flatten() {
@@ -150,7 +150,7 @@ fn env_from(input: EnvInput<'_>, budget: &mut Budget) -> Result<Env, ConfigError
                 env.insert(format!("{prefix}{k}"), v.clone().into_bytes());
             }
         }
-        if let Some(r) = &from.secret_ref
+        if let Some(r) = &env_source.secret_ref
             && let Some(secret) = input.objects.secret(&r.name, r.optional.unwrap_or(false))?
         {
             for (k, v) in secret.data.iter().flatten() {
@@ -192,12 +192,12 @@ fn from_source(
         return pod_field(input, field).map(|value| Some(value.into_bytes()));
     }
     if let Some(selector) = &source.resource_field_ref {
-        let of = ResourceField {
+        let field = ResourceField {
             pod: input.pod,
             own: Some(input.container),
             allocatable: &input.node.allocatable,
         };
-        return resource_field(of, selector).map(|value| Some(value.into_bytes()));
+        return resource_field(field, selector).map(|value| Some(value.into_bytes()));
     }
     if let Some(r) = &source.config_map_key_ref {
         let optional = r.optional.unwrap_or(false);
@@ -260,8 +260,8 @@ fn pod_field(input: EnvInput<'_>, field: &ObjectFieldSelector) -> Result<String,
 #[must_use]
 pub fn sort_pod_ips(pod_ips: &[IpAddr], node_ip: Option<IpAddr>) -> Vec<IpAddr> {
     let v4_first = node_ip.is_none_or(|ip| ip.is_ipv4());
-    let of = |v4: bool| pod_ips.iter().find(move |ip| ip.is_ipv4() == v4).copied();
-    [of(v4_first), of(!v4_first)].into_iter().flatten().collect()
+    let first_ip = |v4: bool| pod_ips.iter().find(move |ip| ip.is_ipv4() == v4).copied();
+    [first_ip(v4_first), first_ip(!v4_first)].into_iter().flatten().collect()
 }
 
 /// Expands a command or argument with the container's variables. In the CRI it is text, unlike a variable.
@@ -382,13 +382,13 @@ mod tests {
         let mut case = Case::default();
         let large: ConfigMap = serde_json::from_value(json!({"data": {"k": "x".repeat(1 << 20)}})).unwrap();
         case.objects.config_maps.insert("cm".to_owned(), Ok(Arc::new(large)));
-        let of = |n: usize| json!({"name": format!("V{n}"), "valueFrom": {"configMapKeyRef": {"name": "cm", "key": "k"}}});
-        let with = |n: usize| case.run(json!({"name": "c", "env": (0..n).map(of).collect::<Vec<_>>()}));
+        let variable = |n: usize| json!({"name": format!("V{n}"), "valueFrom": {"configMapKeyRef": {"name": "cm", "key": "k"}}});
+        let with = |n: usize| case.run(json!({"name": "c", "env": (0..n).map(variable).collect::<Vec<_>>()}));
         assert_eq!(with(5).unwrap().len(), 5 + Case::default().run(json!({"name": "c"})).unwrap().len());
         assert_eq!(with(10_000).unwrap_err(), want);
-        let from: Vec<Value> =
+        let env_sources: Vec<Value> =
             (0..100).map(|n| json!({"prefix": format!("P{n}"), "configMapRef": {"name": "cm"}})).collect();
-        assert_eq!(case.run(json!({"name": "c", "envFrom": from})).unwrap_err(), want);
+        assert_eq!(case.run(json!({"name": "c", "envFrom": env_sources})).unwrap_err(), want);
     }
 
     #[test]

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_has_its_first_value_and_lines_after_it_are_not_judged() {
+    fn a_key_has_its_first_value_and_lines_after_it_are_not_checked() {
         for (file, key, want) in [
             ("# first\n\n \tA='1'\n", "A", Ok(Some("1"))),
             ("A='1'\nA='2'\n", "A", Ok(Some("1"))),
@@ -164,8 +164,8 @@ mod tests {
         let file = EnvFile::parse(b"A='\xff\xfe'\n");
         assert_eq!(file.get("A"), Ok(Some(&b"\xff\xfe"[..])));
         let line = |length: usize| format!("A='{}'", "x".repeat(length - 4));
-        let of = |text: String| EnvFile::parse(text.as_bytes()).get("A").map(|v| v.map(<[u8]>::len));
-        assert_eq!(of(line(MAX_LINE - 1)), Ok(Some(MAX_LINE - 5)));
-        assert_eq!(of(format!("B='1'\n{}", line(MAX_LINE))), Err(2));
+        let length_of_a = |text: String| EnvFile::parse(text.as_bytes()).get("A").map(|v| v.map(<[u8]>::len));
+        assert_eq!(length_of_a(line(MAX_LINE - 1)), Ok(Some(MAX_LINE - 5)));
+        assert_eq!(length_of_a(format!("B='1'\n{}", line(MAX_LINE))), Err(2));
     }
 }

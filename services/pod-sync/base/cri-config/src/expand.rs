@@ -14,20 +14,20 @@ pub const MAX_EXPANDED_BYTES: usize = 6 << 20;
 pub struct Budget {
     left: usize,
     limit: usize,
-    of: &'static str,
+    texts: &'static str,
 }
 
 impl Budget {
-    /// Returns a budget of [`MAX_EXPANDED_BYTES`]. `of` names the texts in errors.
+    /// Returns a budget of [`MAX_EXPANDED_BYTES`]. `texts` names the texts in errors.
     #[must_use]
-    pub fn new(of: &'static str) -> Self {
-        Self::with_limit(MAX_EXPANDED_BYTES, of)
+    pub fn new(texts: &'static str) -> Self {
+        Self::with_limit(MAX_EXPANDED_BYTES, texts)
     }
 
     /// Returns a budget of `limit` bytes.
     #[must_use]
-    pub fn with_limit(limit: usize, of: &'static str) -> Self {
-        Self { left: limit, limit, of }
+    pub fn with_limit(limit: usize, texts: &'static str) -> Self {
+        Self { left: limit, limit, texts }
     }
 
     /// Takes bytes from the budget.
@@ -35,7 +35,7 @@ impl Budget {
     /// # Errors
     /// Fewer are left.
     pub fn take(&mut self, bytes: usize) -> Result<(), ConfigError> {
-        let too_long = || ConfigError::invalid(format!("{} take more than {} bytes", self.of, self.limit));
+        let too_long = || ConfigError::invalid(format!("{} take more than {} bytes", self.texts, self.limit));
         self.left = self.left.checked_sub(bytes).ok_or_else(too_long)?;
         Ok(())
     }
@@ -45,8 +45,9 @@ impl Budget {
     /// # Errors
     /// It is not UTF-8.
     pub fn text(&self, expanded: Vec<u8>) -> Result<String, ConfigError> {
-        let error =
-            |_| ConfigError::invalid(format!("{}: a variable that is expanded is not UTF-8 text", self.of));
+        let error = |_| {
+            ConfigError::invalid(format!("{}: a variable that is expanded is not UTF-8 text", self.texts))
+        };
         String::from_utf8(expanded).map_err(error)
     }
 }

@@ -18,12 +18,12 @@ use quintlet_model::quantity::{Format, Quantity};
 pub fn metadata_field(pod: &Pod, path: &str) -> Result<String, ConfigError> {
     let meta = &pod.metadata;
     if let Some((map, key)) = subscript(path) {
-        let from = match map {
+        let values = match map {
             "metadata.labels" => meta.labels.as_ref(),
             "metadata.annotations" => meta.annotations.as_ref(),
             _ => return Err(ConfigError::invalid(format!("fieldPath {path:?} does not support subscript"))),
         };
-        return Ok(from.and_then(|m| m.get(key)).cloned().unwrap_or_default());
+        return Ok(values.and_then(|m| m.get(key)).cloned().unwrap_or_default());
     }
     match path {
         "metadata.name" => Ok(meta.name.clone().unwrap_or_default()),
@@ -100,13 +100,13 @@ pub struct ResourceField<'a> {
 /// # Errors
 /// The container does not exist, or the resource is not supported.
 pub fn resource_field(
-    of: ResourceField<'_>,
+    field: ResourceField<'_>,
     selector: &ResourceFieldSelector,
 ) -> Result<String, ConfigError> {
     let name = selector.container_name.as_deref().unwrap_or_default();
-    let regular = || pod::spec(of.pod).containers.iter().find(|c| c.name == name);
-    let init = || pod::init_containers(of.pod).iter().find(|c| c.name == name);
-    let found = if name.is_empty() { of.own } else { regular() };
+    let regular = || pod::spec(field.pod).containers.iter().find(|c| c.name == name);
+    let init = || pod::init_containers(field.pod).iter().find(|c| c.name == name);
+    let found = if name.is_empty() { field.own } else { regular() };
     let has_default = found.is_some();
     let container = found
         .or_else(|| init().filter(|_| !name.is_empty()))
@@ -124,7 +124,7 @@ pub fn resource_field(
             let own = qos::container_limits(container).get(resource).copied().filter(|q| !q.is_zero());
             match own {
                 Some(limit) => limit,
-                None if known && has_default => default_limit(of, resource),
+                None if known && has_default => default_limit(field, resource),
                 None => Quantity::default(),
             }
         }
@@ -146,13 +146,13 @@ pub fn resource_field(
     Ok(up.checked_div_euclid(divisor.max(1)).unwrap_or(up).to_string())
 }
 
-fn default_limit(of: ResourceField<'_>, resource: &str) -> Quantity {
-    let pod_level = pod::spec(of.pod).resources.as_ref().and_then(|r| r.limits.as_ref());
+fn default_limit(field: ResourceField<'_>, resource: &str) -> Quantity {
+    let pod_level = pod::spec(field.pod).resources.as_ref().and_then(|r| r.limits.as_ref());
     pod_level
         .and_then(|l| l.get(resource))
         .map(Quantity::of)
         .filter(|q| !q.is_zero())
-        .or_else(|| of.allocatable.get(resource).copied())
+        .or_else(|| field.allocatable.get(resource).copied())
         .unwrap_or_default()
 }
 
@@ -196,13 +196,13 @@ mod tests {
         let allocatable: ResourceList = [("cpu", "4"), ("memory", "8Gi"), ("ephemeral-storage", "10Gi")]
             .map(|(k, v)| (k.to_owned(), Quantity::parse(v).unwrap()))
             .into();
-        let of = ResourceField { pod: &p, own: None, allocatable: &allocatable };
+        let field = ResourceField { pod: &p, own: None, allocatable: &allocatable };
         let ask = |resource: &str, divisor: &str| {
             let selector: ResourceFieldSelector = serde_json::from_value(
                 json!({"containerName": "c", "resource": resource, "divisor": divisor}),
             )
             .unwrap();
-            resource_field(of, &selector).map_err(|e| e.to_string())
+            resource_field(field, &selector).map_err(|e| e.to_string())
         };
         for (resource, divisor, want) in [
             ("requests.cpu", "0", "2"),
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(ask("limits.gpu", "1").unwrap_err(), "unsupported container resource : limits.gpu");
         let nobody: ResourceFieldSelector =
             serde_json::from_value(json!({"containerName": "x", "resource": "limits.cpu"})).unwrap();
-        assert_eq!(resource_field(of, &nobody).unwrap_err().to_string(), "container x not found");
+        assert_eq!(resource_field(field, &nobody).unwrap_err().to_string(), "container x not found");
     }
 
     #[test]
@@ -230,8 +230,8 @@ mod tests {
         let own = &p.spec.as_ref().unwrap().containers[0];
         let selector: ResourceFieldSelector =
             serde_json::from_value(json!({"resource": "limits.cpu"})).unwrap();
-        let of = ResourceField { pod: &p, own: Some(own), allocatable: &allocatable };
-        assert_eq!(resource_field(of, &selector).unwrap(), "2");
+        let field = ResourceField { pod: &p, own: Some(own), allocatable: &allocatable };
+        assert_eq!(resource_field(field, &selector).unwrap(), "2");
     }
 
     #[test]
@@ -250,8 +250,8 @@ mod tests {
         ] {
             let selector = json!({"resource": "limits.cpu", "containerName": name});
             let selector: ResourceFieldSelector = serde_json::from_value(selector).unwrap();
-            let of = ResourceField { pod: &p, own, allocatable: &allocatable };
-            let got = resource_field(of, &selector).map_err(|e| e.to_string());
+            let field = ResourceField { pod: &p, own, allocatable: &allocatable };
+            let got = resource_field(field, &selector).map_err(|e| e.to_string());
             assert_eq!(
                 got,
                 want.map(str::to_owned).map_err(str::to_owned),

@@ -269,17 +269,17 @@ fn recursive_read_only(mount: &VolumeMount, features: HandlerFeatures) -> Result
         None | Some("Disabled") => return Ok(false),
         Some(mode) => mode,
     };
-    let asked = format!("volume {:?} requested recursive read-only mode, but it is not", mount.name);
+    let problem = format!("volume {:?} requested recursive read-only mode, but it is not", mount.name);
     if !mount.read_only.unwrap_or(false) {
-        return Err(format!("{asked} read-only"));
+        return Err(format!("{problem} read-only"));
     }
     if let Some(p) = mount.mount_propagation.as_deref().filter(|p| *p != "None") {
-        return Err(format!("{asked} compatible with propagation {p:?}"));
+        return Err(format!("{problem} compatible with propagation {p:?}"));
     }
     match mode {
         "IfPossible" => Ok(features.recursive_read_only_mounts),
         "Enabled" if features.recursive_read_only_mounts => Ok(true),
-        "Enabled" => Err(format!("{asked} supported by the runtime")),
+        "Enabled" => Err(format!("{problem} supported by the runtime")),
         other => Err(format!("unknown recursive read-only mode {other:?}")),
     }
 }
@@ -421,7 +421,7 @@ mod tests {
             ("ro".to_owned(), volume(link.clone(), true)),
             ("absent".to_owned(), volume(root.dir.path().join("nothing"), false)),
         ]);
-        let of = |name: &str, path: &str| {
+        let device_paths = |name: &str, path: &str| {
             let pod = pod_of(json!({"containers": [
                 {"name": "c", "volumeDevices": [{"name": name, "devicePath": path}]},
             ]}));
@@ -432,10 +432,10 @@ mod tests {
             })
         };
         let link = link.display();
-        assert_eq!(of("rw", "/dev/x").unwrap(), [format!("/dev/x {link} mrw")]);
-        assert_eq!(of("ro", "/dev/x").unwrap(), [format!("/dev/x {link} r")]);
-        assert!(of("absent", "/dev/x").unwrap().is_empty());
-        let text = |name: &str, path: &str| of(name, path).unwrap_err().to_string();
+        assert_eq!(device_paths("rw", "/dev/x").unwrap(), [format!("/dev/x {link} mrw")]);
+        assert_eq!(device_paths("ro", "/dev/x").unwrap(), [format!("/dev/x {link} r")]);
+        assert!(device_paths("absent", "/dev/x").unwrap().is_empty());
+        let text = |name: &str, path: &str| device_paths(name, path).unwrap_err().to_string();
         assert_eq!(text("rw", "x"), "error DevicePath `x` must be an absolute path");
         assert_eq!(text("other", "/x"), "cannot find volume \"other\" to pass into container \"c\"");
     }

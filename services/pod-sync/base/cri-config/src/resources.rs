@@ -126,15 +126,18 @@ fn memory_high(request: i64, limit: i64, node: &NodeSettings) -> Option<i64> {
 }
 
 fn hugepages(limits: &ResourceList, node: &NodeSettings) -> Vec<HugepageLimit> {
-    let asked = |size: u64| {
+    let limit_of = |size: u64| {
         limits.iter().find_map(|(name, amount)| {
-            let of = Quantity::parse(name.strip_prefix("hugepages-")?).ok()?;
-            (u64::try_from(of.value()) == Ok(size)).then(|| u64::try_from(amount.value()).unwrap_or(0))
+            let page_size = Quantity::parse(name.strip_prefix("hugepages-")?).ok()?;
+            (u64::try_from(page_size.value()) == Ok(size)).then(|| u64::try_from(amount.value()).unwrap_or(0))
         })
     };
     node.hugepage_sizes
         .iter()
-        .map(|size| HugepageLimit { page_size: qos::page_size_name(*size), limit: asked(*size).unwrap_or(0) })
+        .map(|size| HugepageLimit {
+            page_size: qos::page_size_name(*size),
+            limit: limit_of(*size).unwrap_or(0),
+        })
         .collect()
 }
 

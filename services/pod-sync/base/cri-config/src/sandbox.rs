@@ -281,18 +281,18 @@ mod tests {
 
     #[test]
     fn a_host_port_of_an_unknown_protocol_is_not_opened_for_another_one() {
-        let of = |port: Value| {
+        let protocol_of = |port: Value| {
             let config = build(json!({"containers": [{"name": "a", "ports": [port]}]}));
             config.map(|c| c.port_mappings[0].protocol).map_err(|e| e.to_string())
         };
         let host = |protocol: &str| json!({"containerPort": 80, "hostPort": 8080, "protocol": protocol});
         for (protocol, want) in [("", 0), ("TCP", 0), ("UDP", 1), ("SCTP", 2)] {
-            assert_eq!(of(host(protocol)), Ok(want), "{protocol}");
+            assert_eq!(protocol_of(host(protocol)), Ok(want), "{protocol}");
         }
         for protocol in ["QUIC", "udp"] {
             let want = format!("unknown protocol {protocol:?} of host port 8080 of container \"a\"");
-            assert_eq!(of(host(protocol)), Err(want));
-            assert_eq!(of(json!({"containerPort": 80, "protocol": protocol})), Ok(0));
+            assert_eq!(protocol_of(host(protocol)), Err(want));
+            assert_eq!(protocol_of(json!({"containerPort": 80, "protocol": protocol})), Ok(0));
         }
     }
 

@@ -509,24 +509,24 @@ mod tests {
 
         let mut p = pod_of(json!({"securityContext": {"appArmorProfile": {"type": "RuntimeDefault"}},
             "containers": [{"name": "c"}]}));
-        let of = |p: &Pod| {
+        let legacy_name = |p: &Pod| {
             legacy_apparmor(&apparmor(p, &p.spec.as_ref().unwrap().containers[0]).unwrap().unwrap())
         };
-        assert_eq!(of(&p), "runtime/default");
+        assert_eq!(legacy_name(&p), "runtime/default");
         p.metadata
             .annotations
             .as_mut()
             .unwrap()
             .insert(format!("{APPARMOR_ANNOTATION}c"), "localhost/x".into());
-        assert_eq!(of(&p), "localhost/x");
+        assert_eq!(legacy_name(&p), "localhost/x");
         p.spec.as_mut().unwrap().containers[0].security_context =
             Some(serde_json::from_value(json!({"appArmorProfile": {"type": "Unconfined"}})).unwrap());
-        assert_eq!(of(&p), "unconfined");
+        assert_eq!(legacy_name(&p), "unconfined");
     }
 
     #[test]
     fn a_profile_that_is_unknown_or_empty_keeps_the_container_from_starting() {
-        let of = |pod: Value, own: Value| context(pod, own, &ImageUser::Uid(0)).map(drop);
+        let checked = |pod: Value, own: Value| context(pod, own, &ImageUser::Uid(0)).map(drop);
         for word in ["", "runtimeDefault", "unconfined", "localhost/x", "Strict"] {
             for (field, want) in [
                 ("seccompProfile", format!("unknown seccomp profile type: {word:?}")),
@@ -534,15 +534,15 @@ mod tests {
             ] {
                 let profile = json!({field: {"type": word, "localhostProfile": "x"}});
                 let want = Err(want);
-                assert_eq!(of(profile.clone(), json!({})), want, "of the pod");
-                assert_eq!(of(json!({}), profile.clone()), want, "of the container");
+                assert_eq!(checked(profile.clone(), json!({})), want, "of the pod");
+                assert_eq!(checked(json!({}), profile.clone()), want, "of the container");
                 // A known profile of the pod does not replace that of the container.
-                assert_eq!(of(json!({field: {"type": "RuntimeDefault"}}), profile), want);
+                assert_eq!(checked(json!({field: {"type": "RuntimeDefault"}}), profile), want);
             }
         }
         for word in ["", "merge", "Loose"] {
             let want = Err(format!("unsupported supplementalGroupsPolicy: {word}"));
-            assert_eq!(of(json!({"supplementalGroupsPolicy": word}), json!({})), want);
+            assert_eq!(checked(json!({"supplementalGroupsPolicy": word}), json!({})), want);
         }
         let annotated = |text: &str| {
             let mut p = pod_of(json!({"securityContext": {"appArmorProfile": {"type": "RuntimeDefault"}},
@@ -568,23 +568,24 @@ mod tests {
 
     #[test]
     fn namespaces_follow_the_spec() {
-        let of = |spec: Value| {
+        let modes = |spec: Value| {
             let mut spec = spec;
             spec["containers"] = json!([]);
             namespaces(&pod_of(spec), HandlerFeatures::default(), "", None)
                 .map(|n| (n.network, n.ipc, n.pid, n.userns_options.unwrap().mode))
                 .map_err(|e| e.to_string())
         };
-        let (pod, container, node) = (0, 1, 2);
+        let (pod, container) = (0, 1);
+        let node = 2;
         for (spec, want) in [
             (json!({}), (pod, pod, container, node)),
             (json!({"hostNetwork": true, "hostIPC": true, "hostPID": true}), (node, node, node, node)),
             (json!({"shareProcessNamespace": true, "hostUsers": true}), (pod, pod, pod, node)),
         ] {
-            assert_eq!(of(spec.clone()).unwrap(), want, "{spec}");
+            assert_eq!(modes(spec.clone()).unwrap(), want, "{spec}");
         }
         assert_eq!(
-            of(json!({"hostUsers": false})).unwrap_err(),
+            modes(json!({"hostUsers": false})).unwrap_err(),
             "can't set `spec.hostUsers: false`, runtime does not support user namespaces"
         );
         let p = pod_of(json!({"containers": [{"name": "c"}]}));

@@ -221,10 +221,10 @@ fn every_branch_of_a_resize_has_a_row() {
 
 #[test]
 fn a_restart_for_a_resize_has_the_kubelets_message() {
-    let of = |cpu: &str| pod(json!([]), json!([restarting("a", cpu)]));
-    let (runtime, actuated) = (RuntimeBuilder::ready().running("a").build(), of_pod(&of("1")));
+    let with_cpu = |cpu: &str| pod(json!([]), json!([restarting("a", cpu)]));
+    let (runtime, actuated) = (RuntimeBuilder::ready().running("a").build(), of_pod(&with_cpu("1")));
     let got = compute_pod_actions(&ActionInput {
-        pod: &of("2"),
+        pod: &with_cpu("2"),
         runtime: &runtime,
         probes: &ProbeResults::default(),
         actuated: Some(&actuated),

@@ -387,14 +387,14 @@ mod tests {
     #[test]
     fn a_pod_is_ready_to_start_containers_while_its_sandbox_is_usable() {
         let p = two();
-        let of = |runtime: RuntimeBuilder| ready_to_start(&p, &runtime.build());
-        assert_eq!(brief(&of(RuntimeBuilder::ready())), ("True", "", ""));
+        let condition = |runtime: RuntimeBuilder| ready_to_start(&p, &runtime.build());
+        assert_eq!(brief(&condition(RuntimeBuilder::ready())), ("True", "", ""));
         let no = |message| ("False", "PodSandboxNotReady", message);
-        assert_eq!(brief(&of(RuntimeBuilder::none())), no("no pod sandbox exists"));
+        assert_eq!(brief(&condition(RuntimeBuilder::none())), no("no pod sandbox exists"));
         let stopped = RuntimeBuilder::none().sandbox(SandboxState::NotReady);
-        assert_eq!(brief(&of(stopped)), no("pod sandbox is not ready"));
+        assert_eq!(brief(&condition(stopped)), no("pod sandbox is not ready"));
         let two = RuntimeBuilder::none().sandbox(SandboxState::Ready).sandbox(SandboxState::Ready);
-        assert_eq!(brief(&of(two)), no("multiple pod sandboxes are ready"));
+        assert_eq!(brief(&condition(two)), no("multiple pod sandboxes are ready"));
     }
 
     #[test]

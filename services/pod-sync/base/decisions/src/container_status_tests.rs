@@ -476,11 +476,11 @@ fn volume_mounts_are_listed_and_stay_as_first_shown() {
 
 #[test]
 fn the_stop_signal_of_the_runtime_is_in_the_status_with_the_feature_gate() {
-    let of = |signal: &str, gate| {
+    let stop_signal = |signal: &str, gate| {
         let runtime = RuntimeBuilder::ready().running("c").edit(|c| c.stop_signal = signal.to_owned());
         World { stop_signals: gate, ..World::new(one("Always"), runtime) }.regular(&[]).stop_signal
     };
-    assert_eq!(of("SIGUSR1", true).as_deref(), Some("SIGUSR1"));
-    assert_eq!(of("", true), None, "a runtime that does not report it");
-    assert_eq!(of("SIGUSR1", false), None);
+    assert_eq!(stop_signal("SIGUSR1", true).as_deref(), Some("SIGUSR1"));
+    assert_eq!(stop_signal("", true), None, "a runtime that does not report it");
+    assert_eq!(stop_signal("SIGUSR1", false), None);
 }

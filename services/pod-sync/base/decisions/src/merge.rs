@@ -128,7 +128,8 @@ impl SourceStore {
     ) -> MergeResult {
         let mut merged =
             MergeResult { is_first: !std::mem::replace(&mut self.seen, true), ..MergeResult::default() };
-        let (mut added, mut updated, mut deleted, mut reconciled) = (vec![], vec![], vec![], vec![]);
+        let (mut added, mut updated) = (vec![], vec![]);
+        let (mut deleted, mut reconciled) = (vec![], vec![]);
         let mut names = BTreeSet::new();
         let unchanged = unchanged.iter().filter_map(|uid| self.pods.remove_entry(uid));
         let mut next: BTreeMap<PodUid, Entry> = unchanged.collect();
@@ -298,13 +299,13 @@ mod tests {
     #[test]
     fn pods_are_added_by_age_and_manifests_in_their_order() {
         let mut store = SourceStore::new("api");
-        let of = |name: &str, age: Option<i64>| {
+        let created_at = |name: &str, age: Option<i64>| {
             let mut p = pod(name, name);
             p.metadata.creation_timestamp = age.map(time);
             p
         };
         let all = [("a", Some(9)), ("b", Some(3)), ("z", None), ("c", Some(3)), ("d", Some(1)), ("y", None)];
-        let merged = store.set(arcs(all.map(|(name, age)| of(name, age)).into()), &[], at(10));
+        let merged = store.set(arcs(all.map(|(name, age)| created_at(name, age)).into()), &[], at(10));
         let order: Vec<_> = ops(&merged).into_iter().map(|(_, uid)| uid).collect();
         assert_eq!(order, ["z", "y", "d", "b", "c", "a"]);
     }

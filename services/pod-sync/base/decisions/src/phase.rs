@@ -99,6 +99,21 @@ fn init_failed(container: &Container, pod: &Pod, ended: &ContainerStateTerminate
     code != 0 && reason != RESTARTING_ALL && !container_should_restart(container, pod, code)
 }
 
+// The containers of a pod by their state.
+#[derive(Default)]
+struct ContainerCounts {
+    pending_init: Saturating<u32>,
+    failed_init: Saturating<u32>,
+    pending_sidecar: Saturating<u32>,
+    unknown: Saturating<u32>,
+    running: Saturating<u32>,
+    waiting: Saturating<u32>,
+    stopped: Saturating<u32>,
+    succeeded: Saturating<u32>,
+    // Stopped, and not to be restarted.
+    stopped_final: Saturating<u32>,
+}
+
 /// Computes the phase (`pkg/kubelet: getPhase`). `initialized_in_sandbox`: a regular container of the active
 /// sandbox has an instance. `is_terminal`: all containers were stopped for good.
 #[must_use]
@@ -109,67 +124,70 @@ pub fn pod_phase(
     initialized_in_sandbox: bool,
     is_terminal: bool,
 ) -> PodPhase {
-    let none = Saturating(0_u32);
-    let (mut pending_init, mut failed_init, mut pending_sidecar) = (none, none, none);
-    let (mut unknown, mut running, mut waiting) = (none, none, none);
-    let (mut stopped, mut succeeded, mut stopped_final) = (none, none, none);
+    let none = Saturating(0);
+    let mut count = ContainerCounts::default();
 
     for c in pod::init_containers(pod) {
         let seen = see(init, &c.name);
         if pod::is_sidecar(c) {
             match seen {
-                Seen::Missing => unknown += 1,
+                Seen::Missing => count.unknown += 1,
                 Seen::NoState => {
-                    unknown += 1;
-                    pending_sidecar += 1;
+                    count.unknown += 1;
+                    count.pending_sidecar += 1;
                 }
                 Seen::Running { started } => {
-                    running += 1;
-                    pending_sidecar += u32::from(!started);
+                    count.running += 1;
+                    count.pending_sidecar += u32::from(!started);
                 }
                 Seen::Waiting => {
-                    waiting += 1;
-                    pending_sidecar += 1;
+                    count.waiting += 1;
+                    count.pending_sidecar += 1;
                 }
                 Seen::Terminated(_) | Seen::WaitingAgain(_) => {}
             }
         } else {
             match seen {
-                Seen::Missing | Seen::NoState | Seen::Running { .. } | Seen::Waiting => pending_init += 1,
+                Seen::Missing | Seen::NoState | Seen::Running { .. } | Seen::Waiting => {
+                    count.pending_init += 1
+                }
                 Seen::Terminated(t) | Seen::WaitingAgain(t) => {
-                    failed_init += u32::from(init_failed(c, pod, t));
+                    count.failed_init += u32::from(init_failed(c, pod, t));
                 }
             }
         }
     }
     for c in &pod::spec(pod).containers {
         match see(regular, &c.name) {
-            Seen::Missing | Seen::NoState => unknown += 1,
-            Seen::Running { .. } => running += 1,
+            Seen::Missing | Seen::NoState => count.unknown += 1,
+            Seen::Running { .. } => count.running += 1,
             Seen::Terminated(t) => {
-                stopped += 1;
-                succeeded += u32::from(t.exit_code == 0);
-                stopped_final += u32::from(!restartable(c, pod, t));
+                count.stopped += 1;
+                count.succeeded += u32::from(t.exit_code == 0);
+                count.stopped_final += u32::from(!restartable(c, pod, t));
             }
             Seen::WaitingAgain(t) => {
-                stopped += 1;
-                stopped_final += u32::from(!restartable(c, pod, t));
+                count.stopped += 1;
+                count.stopped_final += u32::from(!restartable(c, pod, t));
             }
-            Seen::Waiting => waiting += 1,
+            Seen::Waiting => count.waiting += 1,
         }
     }
 
-    let ended = if stopped == succeeded { PodPhase::Succeeded } else { PodPhase::Failed };
-    if failed_init > none {
+    let ended = if count.stopped == count.succeeded { PodPhase::Succeeded } else { PodPhase::Failed };
+    if count.failed_init > none {
         PodPhase::Failed
-    } else if pending_init > none || (pending_sidecar > none && !initialized_in_sandbox) || waiting > none {
+    } else if count.pending_init > none
+        || (count.pending_sidecar > none && !initialized_in_sandbox)
+        || count.waiting > none
+    {
         PodPhase::Pending
-    } else if running > none && unknown == none {
+    } else if count.running > none && count.unknown == none {
         PodPhase::Running
-    } else if running == none && stopped > none && unknown == none {
+    } else if count.running == none && count.stopped > none && count.unknown == none {
         if is_terminal && !pod::is_static(pod) {
             ended
-        } else if stopped != stopped_final {
+        } else if count.stopped != count.stopped_final {
             PodPhase::Running
         } else {
             ended

@@ -182,9 +182,9 @@ mod tests {
     #[test]
     fn only_fields_that_a_write_would_change_are_differences() {
         let ready = |status: &str| json!({"type": "Ready", "status": status, "lastTransitionTime": null});
-        let of = |conditions: Value| json!({"phase": "Running", "conditions": conditions});
+        let running = |conditions: Value| json!({"phase": "Running", "conditions": conditions});
         let foreign = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": null});
-        let mine = of(json!([ready("True")]));
+        let mine = running(json!([ready("True")]));
         let with = |field: &str, value: Value| {
             let mut other = mine.clone();
             other[field] = value;
@@ -192,10 +192,14 @@ mod tests {
         };
         for (name, base, want) in [
             ("the same", mine.clone(), false),
-            ("Ready flipped", of(json!([ready("False")])), true),
-            ("Ready removed", of(json!([])), true),
-            ("a readiness gate beside it", of(json!([ready("True"), foreign("example.com/gate")])), false),
-            ("a disruption announced", of(json!([ready("True"), foreign(SHARED)])), false),
+            ("Ready flipped", running(json!([ready("False")])), true),
+            ("Ready removed", running(json!([])), true),
+            (
+                "a readiness gate beside it",
+                running(json!([ready("True"), foreign("example.com/gate")])),
+                false,
+            ),
+            ("a disruption announced", running(json!([ready("True"), foreign(SHARED)])), false),
             ("phase", with("phase", json!("Pending")), true),
             ("an address", with("podIP", json!("10.0.0.9")), true),
             ("a message", with("message", json!("hello")), true),
@@ -209,15 +213,15 @@ mod tests {
 
     #[test]
     fn quantities_and_times_compare_by_value() {
-        let of = |cpu: &str, started: &str| {
+        let container_status = |cpu: &str, started: &str| {
             let state = json!({"running": {"startedAt": started}});
             status(json!({"containerStatuses": [{"name": "a", "image": "", "imageID": "", "ready": true,
                 "restartCount": 0, "allocatedResources": {"cpu": cpu}, "state": state}]}))
         };
-        let base = of("100m", "2026-01-01T00:00:00Z");
-        assert!(!needs_reconcile(Some(&base), &of("0.1", "2026-01-01T00:00:00Z"), true));
-        assert!(needs_reconcile(Some(&base), &of("200m", "2026-01-01T00:00:00Z"), true));
-        assert!(needs_reconcile(Some(&base), &of("100m", "2026-01-01T00:00:01Z"), true));
+        let base = container_status("100m", "2026-01-01T00:00:00Z");
+        assert!(!needs_reconcile(Some(&base), &container_status("0.1", "2026-01-01T00:00:00Z"), true));
+        assert!(needs_reconcile(Some(&base), &container_status("200m", "2026-01-01T00:00:00Z"), true));
+        assert!(needs_reconcile(Some(&base), &container_status("100m", "2026-01-01T00:00:01Z"), true));
     }
 
     #[test]

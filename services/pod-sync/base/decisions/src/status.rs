@@ -332,23 +332,6 @@ pub fn until_active_deadline(pod: &Pod, status: &PodStatus, now: jiff::Timestamp
     Some(Duration::try_from(left).unwrap_or(Duration::ZERO))
 }
 
-/// Returns whether a readiness gate changed, so that the pod must be synced
-/// (`pkg/kubelet/status: NeedToReconcilePodReadiness`).
-#[must_use]
-pub fn readiness_gates_moved(pod: &Pod, non_empty: &PodStatus) -> bool {
-    if pod::spec(pod).readiness_gates.iter().flatten().next().is_none() {
-        return false;
-    }
-    let find = |t: &str| non_empty.conditions.iter().flatten().find(|c| c.type_ == t);
-    let (Some(containers_ready), Some(ready)) = (find(conditions::CONTAINERS_READY), find(conditions::READY))
-    else {
-        return true;
-    };
-    let api = pod.status.iter().flat_map(|s| s.conditions.iter().flatten()).cloned().collect::<Vec<_>>();
-    let wanted = conditions::ready(pod, containers_ready, &api);
-    wanted.status != ready.status || wanted.message != ready.message
-}
-
 /// Returns whether a container would leave Terminated although neither restart policy nor rule restarts it
 /// (`pkg/kubelet/status: checkContainerStateTransition`).
 #[must_use]

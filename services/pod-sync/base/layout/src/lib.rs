@@ -13,7 +13,6 @@
 
 // A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 mod extended_resources;
 mod node_ips;

@@ -50,16 +50,36 @@ impl ObjectKind {
 pub enum ObjectError {
     /// The object does not exist. `optional` references tolerate only this error.
     #[error("{} {name:?} not found", kind.singular())]
-    NotFound { kind: ObjectKind, name: String },
+    NotFound {
+        /// Kind of the object.
+        kind: ObjectKind,
+        /// Name of the object, which is in the namespace of the pod.
+        name: String,
+    },
     /// The first list has not been received.
     #[error("failed to sync {} cache: timed out waiting for the condition", kind.singular())]
-    NotReady { kind: ObjectKind },
+    NotReady {
+        /// Kind of the object.
+        kind: ObjectKind,
+    },
     /// The object cache does not have the pod.
     #[error("object {namespace:?}/{name:?} not registered")]
-    NotRegistered { namespace: String, name: String },
+    NotRegistered {
+        /// Namespace of the object and of the pods.
+        namespace: String,
+        /// Name of the object.
+        name: String,
+    },
     /// There is no API server, and no manifest defines the object.
     #[error("couldn't get {} {namespace}/{name}, no kubeClient defined", kind.camel())]
-    NoClient { kind: ObjectKind, namespace: String, name: String },
+    NoClient {
+        /// Kind of the object.
+        kind: ObjectKind,
+        /// Namespace of the object and of the pod.
+        namespace: String,
+        /// Name of the object.
+        name: String,
+    },
     /// Error of the API server.
     #[error("{0}")]
     Api(String),

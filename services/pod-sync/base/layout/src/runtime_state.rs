@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 pub struct RuntimeState {
     /// Name of the runtime, which is the scheme of container IDs in statuses. Empty until the first answer.
     pub name: String,
+    /// `runtimeVersion` of the last answer, for the Node object.
     pub version: String,
     /// Reason why the runtime cannot run pods.
     pub not_ready: Option<String>,
@@ -37,7 +38,9 @@ impl RuntimeState {
 /// Features of a runtime handler, from the CRI's Status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HandlerFeatures {
+    /// `recursiveReadOnlyMounts`.
     pub recursive_read_only_mounts: bool,
+    /// `userNamespaces`: containers of the handler can have a user namespace of their own.
     pub user_namespaces: bool,
     /// `supplementalGroupsPolicy: Strict`.
     pub supplemental_groups_policy: bool,

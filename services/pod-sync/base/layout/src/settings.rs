@@ -26,7 +26,9 @@ pub struct MemoryQos {
 /// Settings of the node and facts about it.
 #[derive(Debug, Clone)]
 pub struct NodeSettings {
+    /// Name of the Node object.
     pub node_name: String,
+    /// Addresses of the Node, by their family.
     pub node_ips: NodeIps,
     /// Port of the kubelet API; 0 if it is not served.
     pub node_api_port: u16,
@@ -55,6 +57,7 @@ pub struct NodeSettings {
     pub enforce_reserved: bool,
     /// Allocatable resources, for limits in the downward API.
     pub allocatable: ResourceList,
+    /// Quota, process limit and protection of memory in the cgroups of pods.
     pub cgroup: CgroupSettings,
     /// Memory of the machine, in bytes.
     pub memory_bytes: i64,

@@ -5,7 +5,9 @@
 pub enum SourceKind {
     /// Manifest directory or file.
     File,
+    /// Manifests behind a URL.
     Http,
+    /// Pods that the API server has bound to the node.
     Api,
 }
 
@@ -24,8 +26,10 @@ impl SourceKind {
 /// An error in a source or one of its manifests that the user has to fix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManifestProblem {
+    /// File or URL of the manifest.
     pub origin: String,
     /// Path of the invalid field, if any.
     pub field: String,
+    /// Text for the user, which names the problem.
     pub message: String,
 }

@@ -14,7 +14,9 @@ const DAY: SignedDuration = SignedDuration::from_hours(24);
 /// Identity of a token, the key of the cache.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TokenKey {
+    /// Namespace of the service account and of the pod.
     pub namespace: String,
+    /// Name of the service account.
     pub service_account: String,
     /// Audiences; empty for that of the API server.
     pub audiences: Vec<String>,
@@ -22,13 +24,16 @@ pub struct TokenKey {
     pub expiration_seconds: i64,
     /// Pod that the token is bound to.
     pub pod_name: String,
+    /// UID of that pod.
     pub pod_uid: String,
 }
 
 /// An issued token, which is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
+    /// The token itself, a credential.
     pub token: String,
+    /// End of its validity, by the clock of the API server.
     pub expires: Timestamp,
     /// Granted lifetime, in seconds.
     pub expiration_seconds: i64,
@@ -59,8 +64,10 @@ pub enum TokenError {
     /// The request failed, with the API server's message.
     #[error("{0}")]
     Api(String),
+    /// The response of the API server has no token.
     #[error("the API server gave no token")]
     Missing,
+    /// There is no API server.
     #[error("cannot use TokenManager when kubelet is in standalone mode")]
     Standalone,
 }
@@ -68,10 +75,19 @@ pub enum TokenError {
 /// The cache has no valid token. The texts are the kubelet's, with the cause: they become events.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoValidToken {
+    /// The cache has no token, and the request for one failed.
     #[error("failed to fetch token: {0}")]
     Fetch(TokenError),
+    /// The cached token has expired, and the request for another one failed.
     #[error("token {namespace:?}/{service_account:?} expired and refresh failed: {error}")]
-    Expired { namespace: String, service_account: String, error: TokenError },
+    Expired {
+        /// Namespace of the service account.
+        namespace: String,
+        /// Name of the service account.
+        service_account: String,
+        /// Cause of the failed request.
+        error: TokenError,
+    },
 }
 
 /// Requests tokens from the API server.
@@ -153,7 +169,7 @@ mod tests {
     #[derive(Default)]
     struct Fake {
         down: Mutex<bool>,
-        asked: Mutex<u32>,
+        requests: Mutex<u32>,
         clock: Mutex<Timestamp>,
         life: i64,
     }
@@ -164,8 +180,8 @@ mod tests {
             if *self.down.lock() {
                 return Err(TokenError::Api("down".to_owned()));
             }
-            *self.asked.lock() += 1;
-            let token = format!("t{}", self.asked.lock());
+            *self.requests.lock() += 1;
+            let token = format!("t{}", self.requests.lock());
             let expires = *self.clock.lock() + SignedDuration::from_secs(self.life);
             Ok(Token { token, expires, expiration_seconds: self.life })
         }

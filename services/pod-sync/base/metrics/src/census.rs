@@ -32,6 +32,7 @@ const CONFIGS: [(&str, &str); 5] =
 pub struct Counted {
     /// Phase of the worker: sync, terminating, terminated or finished; empty before its first sync.
     pub worker: &'static str,
+    /// Whether the pod comes from a manifest.
     pub is_static: bool,
     /// Whether the source no longer has the pod.
     pub is_removed: bool,
@@ -39,6 +40,7 @@ pub struct Counted {
     pub is_terminated: bool,
 }
 
+/// Numbers of pods, by the source that desires them and the phase of their workers.
 #[derive(Debug, Clone)]
 pub struct Census {
     desired: Family<StaticLabel, Gauge>,
@@ -92,14 +94,14 @@ impl Census {
     pub fn set(&self, pods: &[Counted], mirrors: usize, runtime_only: usize) {
         let gauge = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         for (is_static, label) in [(false, ""), (true, "true")] {
-            let of = |wanted: fn(&Counted) -> bool| {
+            let count = |wanted: fn(&Counted) -> bool| {
                 gauge(pods.iter().filter(|p| p.is_static == is_static && wanted(p)).count())
             };
             let label = StaticLabel { r#static: label };
             // A counter that exists from the start shows the first increase.
             drop(self.restarted.get_or_create(&label));
-            self.desired.get_or_create(&label).set(of(|p| !p.is_removed));
-            self.active.get_or_create(&label).set(of(|p| !p.is_removed && !p.is_terminated));
+            self.desired.get_or_create(&label).set(count(|p| !p.is_removed));
+            self.active.get_or_create(&label).set(count(|p| !p.is_removed && !p.is_terminated));
         }
         self.mirrors.set(gauge(mirrors));
         for (label, count) in working(pods, runtime_only) {

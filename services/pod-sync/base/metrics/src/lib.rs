@@ -6,7 +6,6 @@
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 mod census;
 mod operations;
@@ -99,12 +98,15 @@ pub struct SourceLabel {
 
 /// Value of `container_type` for init containers.
 pub const INIT: &str = "init_container";
+/// Value of `container_type` for the containers of `spec.containers`.
 pub const REGULAR: &str = "container";
+/// Value of `container_type` for ephemeral containers.
 pub const EPHEMERAL: &str = "ephemeral_container";
 
 /// Metrics of pods. All instances share the series of the process.
 #[derive(Debug, Clone)]
 pub struct PodMetrics {
+    /// Requests to the runtime to start the sandbox of a pod.
     pub started_pods: Counter,
     /// Pods whose sandbox the runtime refused to start.
     pub started_pods_errors: Counter,
@@ -123,8 +125,11 @@ pub struct PodMetrics {
     rejections: Family<RejectionLabel, Counter>,
     // A gauge, since OpenMetrics adds _total to the names of counters, unlike the kubelet.
     preemptions: Family<PreemptionLabel, Gauge>,
+    /// Numbers of pods.
     pub census: Census,
+    /// Service level indicators of pod starts.
     pub start_latency: StartLatency,
+    /// Operations on images, volumes, cgroups and resources of pods.
     pub operations: Operations,
     /// Start of the last graceful node shutdown, in seconds since 1970.
     pub shutdown_start: Gauge<f64, AtomicU64>,
@@ -377,17 +382,17 @@ mod tests {
 
     #[test]
     fn a_terminated_container_is_counted_once() {
-        let of = |name: &str, state: serde_json::Value| json!({"name": name, "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state});
+        let container = |name: &str, state: serde_json::Value| json!({"name": name, "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state});
         let ended = |code: i32| json!({"terminated": {"exitCode": code, "reason": "Error"}});
         let running = json!({"running": {}});
         let before = status(json!({
-            "initContainerStatuses": [of("i", ended(0)), of("s", running.clone())],
-            "containerStatuses": [of("a", running.clone()), of("b", running)],
+            "initContainerStatuses": [container("i", ended(0)), container("s", running.clone())],
+            "containerStatuses": [container("a", running.clone()), container("b", running)],
         }));
         let after = status(json!({
-            "initContainerStatuses": [of("i", ended(0)), of("s", ended(137))],
-            "containerStatuses": [of("a", ended(1)), of("b", json!({"waiting": {"reason": "x"}}))],
-            "ephemeralContainerStatuses": [of("e", ended(2))],
+            "initContainerStatuses": [container("i", ended(0)), container("s", ended(137))],
+            "containerStatuses": [container("a", ended(1)), container("b", json!({"waiting": {"reason": "x"}}))],
+            "ephemeralContainerStatuses": [container("e", ended(2))],
         }));
         let labels = |old: Option<&PodStatus>, new: &PodStatus| -> Vec<(&str, i32)> {
             terminations(old, new).iter().map(|l| (l.container_type, l.exit_code)).collect()

@@ -57,8 +57,11 @@ pub enum ImageRemoval {
 /// An operation on the cgroup of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CgroupOperation {
+    /// The cgroup is created with the limits of the pod.
     Create,
+    /// Limits of an existing cgroup change.
     Update,
+    /// The cgroup is removed.
     Destroy,
 }
 
@@ -280,8 +283,8 @@ fn resizes(old: &Pod, new: &Pod) -> Vec<ResizeLabel> {
         let Some(after) = containers(new).find(|c| c.name == before.name) else { continue };
         for resource in ["memory", "cpu"] {
             for requirement in ["requests", "limits"] {
-                let of = |c: &Container| amount(c.resources.as_ref(), requirement, resource);
-                if let Some(operation) = operation(of(before), of(after)) {
+                let amount_of = |c: &Container| amount(c.resources.as_ref(), requirement, resource);
+                if let Some(operation) = operation(amount_of(before), amount_of(after)) {
                     all.push(ResizeLabel { resource, requirement, operation });
                 }
             }
@@ -335,18 +338,18 @@ mod tests {
     fn each_changed_amount_of_a_container_is_a_resize() {
         let a = |resources: Value| json!([{"name": "a", "image": "i", "resources": resources}]);
         let none = json!([]);
-        let of = |old: Value, new: Value| -> Vec<String> {
+        let resized = |old: Value, new: Value| -> Vec<String> {
             let all = resizes(&pod(a(old), none.clone()), &pod(a(new), none.clone()));
             all.iter().map(|l| format!("{} {} {}", l.resource, l.requirement, l.operation)).collect()
         };
         let both = |cpu: &str, memory: &str| json!({"requests": {"cpu": cpu}, "limits": {"memory": memory}});
-        assert_eq!(of(both("1", "1Gi"), both("1000m", "1024Mi")), Vec::<String>::new());
+        assert_eq!(resized(both("1", "1Gi"), both("1000m", "1024Mi")), Vec::<String>::new());
         assert_eq!(
-            of(both("1", "1Gi"), both("2", "1Mi")),
+            resized(both("1", "1Gi"), both("2", "1Mi")),
             ["memory limits decrease", "cpu requests increase"]
         );
-        assert_eq!(of(json!({}), both("2", "1Mi")), ["memory limits add", "cpu requests add"]);
-        assert_eq!(of(both("2", "1Mi"), json!({})), ["memory limits remove", "cpu requests remove"]);
+        assert_eq!(resized(json!({}), both("2", "1Mi")), ["memory limits add", "cpu requests add"]);
+        assert_eq!(resized(both("2", "1Mi"), json!({})), ["memory limits remove", "cpu requests remove"]);
         let side = |policy: &str, cpu: &str| json!([{"name": "s", "image": "i", "restartPolicy": policy, "resources": {"requests": {"cpu": cpu}}}]);
         let changed = |policy: &str| {
             resizes(&pod(none.clone(), side(policy, "1")), &pod(none.clone(), side(policy, "2"))).len()

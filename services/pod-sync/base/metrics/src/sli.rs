@@ -87,7 +87,7 @@ impl StartLatency {
         }
         let Some(pulls) = self.pulls.lock().remove(uid) else { return };
         let Some(created) = pod.metadata.creation_timestamp.as_ref() else { return };
-        let seconds = |from: Timestamp, to: Timestamp| to.duration_since(from).as_secs_f64();
+        let seconds = |earlier: Timestamp, later: Timestamp| later.duration_since(earlier).as_secs_f64();
         let total = seconds(created.0, now);
         self.total.observe(total);
         if is_stateful(pod) {
@@ -156,13 +156,13 @@ mod tests {
     }
 
     fn status(second_runs: bool) -> PodStatus {
-        let of = |name: &str, state: Value| json!({"name": name, "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state});
+        let container = |name: &str, state: Value| json!({"name": name, "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state});
         let running = json!({"running": {"startedAt": "2026-01-01T00:00:19Z"}});
         let second = if second_runs { running.clone() } else { json!({"waiting": {"reason": "x"}}) };
         serde_json::from_value(json!({
-            "initContainerStatuses": [of("i", json!({"terminated": {"exitCode": 0,
+            "initContainerStatuses": [container("i", json!({"terminated": {"exitCode": 0,
                 "startedAt": "2026-01-01T00:00:10Z", "finishedAt": "2026-01-01T00:00:13Z"}}))],
-            "containerStatuses": [of("a", running), of("b", second)],
+            "containerStatuses": [container("a", running), container("b", second)],
         }))
         .unwrap()
     }
@@ -173,10 +173,10 @@ mod tests {
         registry.register("h", "h", histogram.clone());
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        let of =
+        let value =
             |name: &str| text.lines().find_map(|l| l.strip_prefix(name)?.trim().parse::<f64>().ok()).unwrap();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        (of("h_sum"), of("h_count") as u64)
+        (value("h_sum"), value("h_count") as u64)
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub fn dead_containers(
     names.sort_unstable();
     names.dedup();
     let is_dead = |c: &&Container| c.state != ContainerState::Running;
-    let of = |name| -> Vec<&Container> {
+    let dead_instances = |name| -> Vec<&Container> {
         let all = runtime.instances(name);
         match (fate, limits.per_container) {
             (PodDisposition::Removed, _) => all.filter(is_dead).collect(),
@@ -54,7 +54,7 @@ pub fn dead_containers(
     let born = i64::try_from(now.as_nanosecond().saturating_sub(min_age));
     let is_old =
         |c: &Container| fate == PodDisposition::Removed || born.is_ok_and(|born| c.created_unix_ns <= born);
-    let mut dead: Vec<_> = names.into_iter().flat_map(of).filter(|c| is_old(c)).collect();
+    let mut dead: Vec<_> = names.into_iter().flat_map(dead_instances).filter(|c| is_old(c)).collect();
     dead.sort_by_key(|c| c.created_unix_ns);
     dead.into_iter().map(|c| c.id.clone()).collect()
 }

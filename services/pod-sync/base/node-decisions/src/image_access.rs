@@ -300,8 +300,8 @@ mod tests {
         let nobody = CredentialMapping::new();
         let some = opened_by(&[secret("a", "h")], &[]);
         let somebody: CredentialMapping = [(APP.to_owned(), some.clone())].into();
-        let (free, pull, ask) =
-            (PolicyCheck::Allowed, PolicyCheck::MustPull, PolicyCheck::NeedsCredentials(&some));
+        let (free, pull) = (PolicyCheck::Allowed, PolicyCheck::MustPull);
+        let ask = PolicyCheck::NeedsCredentials(&some);
         for (what, repository, origin, want) in [
             ("preloaded", APP, ImageOrigin::Preloaded, [free, free, free, pull]),
             ("preloaded, not on the list", "r.test/app", ImageOrigin::Preloaded, [free, free, pull, pull]),

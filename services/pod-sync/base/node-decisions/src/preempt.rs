@@ -52,11 +52,11 @@ fn text(needs: &[Need]) -> String {
 
 /// Returns whether a pod may be preempted for another (`pkg/kubelet/types: Preemptable`).
 #[must_use]
-pub fn preemptable(by: &Pod, victim: &Pod) -> bool {
-    if pod::is_critical(by) && !pod::is_critical(victim) {
+pub fn preemptable(preemptor: &Pod, victim: &Pod) -> bool {
+    if pod::is_critical(preemptor) && !pod::is_critical(victim) {
         return true;
     }
-    match (pod::spec(by).priority, pod::spec(victim).priority) {
+    match (pod::spec(preemptor).priority, pod::spec(victim).priority) {
         (Some(a), Some(b)) => a > b,
         (Some(_) | None, _) => false,
     }
@@ -98,7 +98,7 @@ fn choose(mut pods: Vec<&Pod>, mut needs: Vec<Need>) -> Vec<&Pod> {
 /// # Errors
 /// All pods together do not free enough resources.
 pub fn pods_to_preempt<'a>(
-    by: &Pod,
+    preemptor: &Pod,
     active: &[&'a Pod],
     short: &[InsufficientResource],
 ) -> Result<Vec<&'a Pod>, NoVictims> {
@@ -107,11 +107,12 @@ pub fn pods_to_preempt<'a>(
         .map(|s| Need { resource: s.resource.clone(), quantity: s.shortfall() })
         .filter(|n| n.quantity > 0)
         .collect();
-    let of = |class: QosClass| -> Vec<&'a Pod> {
-        active.iter().copied().filter(|p| qos::qos_class(p) == class && preemptable(by, p)).collect()
+    let victims = |class: QosClass| -> Vec<&'a Pod> {
+        active.iter().copied().filter(|p| qos::qos_class(p) == class && preemptable(preemptor, p)).collect()
     };
-    let (best_effort, burstable, guaranteed) =
-        (of(QosClass::BestEffort), of(QosClass::Burstable), of(QosClass::Guaranteed));
+    let best_effort = victims(QosClass::BestEffort);
+    let burstable = victims(QosClass::Burstable);
+    let guaranteed = victims(QosClass::Guaranteed);
     let all = [best_effort.clone(), burstable.clone(), guaranteed.clone()].concat();
     let impossible = after(&needs, &all);
     if !impossible.is_empty() {

@@ -110,7 +110,7 @@ mod tests {
             (Some(0), "zero"),
             (Some(-5), "low"),
         ];
-        let by = ShutdownPlan::from_priorities(vec![
+        let graded = ShutdownPlan::from_priorities(vec![
             share(1000, 20),
             share(-5, 5),
             share(100, 30),
@@ -122,7 +122,7 @@ mod tests {
             (total(30, 10), vec![(20, others.clone()), (10, critical.clone())]),
             (total(30, 0), vec![(30, others.clone()), (0, critical.clone())]),
             (total(30, 30), vec![(0, others), (30, critical.clone())]),
-            (by, vec![(5, vec!["plain", "zero", "low"]), (20, vec!["high"]), (1, critical.clone())]),
+            (graded, vec![(5, vec!["plain", "zero", "low"]), (20, vec!["high"]), (1, critical.clone())]),
             (above, vec![(7, vec!["high", "plain", "zero", "low"]), (8, critical)]),
             (total(0, 0), vec![]),
         ] {

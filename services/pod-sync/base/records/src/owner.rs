@@ -13,10 +13,20 @@ use quintlet_kit::clock::Clock;
 /// The root directory cannot be owned.
 #[derive(Debug, thiserror::Error)]
 pub enum OwnerError {
+    /// Another process has the lock of the directory.
     #[error("{path}: another pod-sync owns this root directory")]
-    Held { path: PathBuf },
+    Held {
+        /// The file that is locked.
+        path: PathBuf,
+    },
+    /// The file of the owner cannot be read, written or locked.
     #[error("failed to access {}", path.display())]
-    Io { path: PathBuf, source: std::io::Error },
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Error of the file system.
+        source: std::io::Error,
+    },
 }
 
 /// Owns the root directory until it is dropped or the process ends.

@@ -35,6 +35,7 @@ pub(crate) const CHECKSUM_LENGTH: usize = 8;
 /// A termination in progress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Termination {
+    /// Reason for which the pod ends.
     pub cause: TerminationCause,
     /// Effective grace period in seconds. It can only shrink.
     pub grace_seconds: i64,
@@ -109,18 +110,23 @@ pub struct PodRecord {
     /// Start of the pod, as in its status.
     #[serde(default)]
     pub active: Option<PodStart>,
+    /// Results and streaks of probes, by container and type of probe.
     #[serde(default)]
     pub probes: Vec<(String, ProbeType, ProbeMemory)>,
     /// Start times of containers. Recorded before a probe target names them, so that initial delays survive a
     /// restart.
     #[serde(default)]
     pub container_starts: ContainerStarts,
+    /// Restart delays of containers.
     #[serde(default)]
     pub crash_loop: CrashLoopBackoffs,
+    /// Delays between pulls of images.
     #[serde(default)]
     pub pulls: ImagePullBackoffs,
+    /// Reasons of containers that wait, by container, for the status.
     #[serde(default)]
     pub waiting: BTreeMap<String, WaitingReason>,
+    /// The termination, once it was requested.
     #[serde(default)]
     pub termination: Option<Termination>,
     /// The pod has started to run. From then on a static pod holds its full name.
@@ -344,7 +350,7 @@ impl<T> Default for KeptJson<T> {
 impl<T: Serialize> KeptJson<T> {
     fn of(&mut self, value: Option<&Arc<T>>) -> serde_json::Result<&[u8]> {
         let Some(value) = value else { return Ok(b"null") };
-        let kept = self.0.take().filter(|(of, _)| Arc::ptr_eq(of, value));
+        let kept = self.0.take().filter(|(written, _)| Arc::ptr_eq(written, value));
         let json = match kept {
             Some((_, json)) => json,
             None => serde_json::to_vec(value)?.into_boxed_slice(),

@@ -96,12 +96,21 @@ pub enum UserNamespaceError {
         "could not find an empty slot to allocate a user namespace: all {ranges} are in use, \
          also by pods that wait until their volumes are unmounted"
     )]
-    Exhausted { ranges: u32 },
+    Exhausted {
+        /// Number of ranges of the node.
+        ranges: u32,
+    },
     /// The file of the pod has no usable range, or that of another pod.
     #[error("{}: range of IDs is invalid or in use", .0.display())]
     Bad(PathBuf),
+    /// The file of the pod cannot be read or written.
     #[error("failed to access {}: {source}", path.display())]
-    Io { path: PathBuf, source: io::Error },
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Error of the file system.
+        source: io::Error,
+    },
 }
 
 /// Host IDs that are set aside for pods.
@@ -119,23 +128,47 @@ pub enum IdPoolError {
     /// The ranges of users and groups differ, or there is more than one.
     #[error("mismatched subuids and subgids for user \"kubelet\"")]
     Mismatched,
+    /// The first ID is not the beginning of a range.
     #[error("first subordinate id {first} is not a multiple of {ids}")]
-    Unaligned { first: u32, ids: u32 },
+    Unaligned {
+        /// First of the subordinate IDs.
+        first: u32,
+        /// IDs per pod.
+        ids: u32,
+    },
+    /// The last range would be shorter than the others.
     #[error("{all} subordinate ids are not a multiple of {ids}")]
-    Uneven { all: u32, ids: u32 },
+    Uneven {
+        /// Number of subordinate IDs.
+        all: u32,
+        /// IDs per pod.
+        ids: u32,
+    },
     /// The kernel maps no range with the ID 2^32-1.
     #[error(
         "{all} subordinate ids from {first} reach the id 4294967295, which cannot be mapped, or end after it: \
          reduce their number in /etc/subuid and /etc/subgid"
     )]
-    OutOfIds { first: u32, all: u32 },
+    OutOfIds {
+        /// First of the subordinate IDs.
+        first: u32,
+        /// Number of subordinate IDs.
+        all: u32,
+    },
+    /// The user database cannot be read.
     #[error("failed to look up user \"kubelet\": {0}")]
     User(String),
     /// The program exists, but it failed or did not end.
     #[error("failed to read the subordinate ids of user \"kubelet\" with getsubids: {0}")]
     Getsubids(String),
+    /// There are fewer ranges than pods.
     #[error("{ids} subordinate ids are not enough for {pods} pods")]
-    Small { ids: u32, pods: u32 },
+    Small {
+        /// Number of subordinate IDs.
+        ids: u32,
+        /// Largest number of pods (`maxPods`).
+        pods: u32,
+    },
 }
 
 impl IdPool {
@@ -491,15 +524,15 @@ mod tests {
         let owner = pod(dir.path(), "a");
         let bytes = serde_json::to_vec(&WireFile::of(last)).unwrap();
         std::fs::write(paths::pod_dir(dir.path(), &owner).join("userns"), bytes).unwrap();
-        let of = |first: u32, ids: u32| {
+        let id_pool = |first: u32, ids: u32| {
             let line = format!("0: kubelet {first} {ids}\n");
             IdPool::of_subids(&line, &line, 1, ID_UNIT)
         };
         let first = u32::MAX - (2 * ID_UNIT - 1);
-        let pool = of(first, ID_UNIT).unwrap();
+        let pool = id_pool(first, ID_UNIT).unwrap();
         assert_eq!(pool.ranges().collect::<Vec<_>>(), [Range { first, length: ID_UNIT }]);
         for (first, all) in [(first, 2 * ID_UNIT), (last.first, ID_UNIT), (first, 3 * ID_UNIT)] {
-            assert_eq!(of(first, all), Err(IdPoolError::OutOfIds { first, all }), "{first} {all}");
+            assert_eq!(id_pool(first, all), Err(IdPoolError::OutOfIds { first, all }), "{first} {all}");
         }
         let all = UserNamespaces::new(dir.path(), pool);
         assert!(

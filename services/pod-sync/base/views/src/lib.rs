@@ -4,7 +4,6 @@
 //! housekeeping, image garbage collection and node shutdown read them. There is no task and no I/O here.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 mod changes;
 mod columns;

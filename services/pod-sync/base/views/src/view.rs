@@ -15,6 +15,7 @@ use quintlet_model::text;
 pub struct Waiting {
     /// Reason, one of a fixed list.
     pub reason: String,
+    /// Details of the reason, for `quintctl explain`.
     pub message: String,
     /// Container, empty if the whole pod waits.
     pub container: String,
@@ -66,6 +67,7 @@ pub struct Decision {
 pub struct PodView {
     /// Namespace, name and UID.
     pub pod_ref: PodRef,
+    /// The source that desires the pod.
     pub source: SourceKind,
     /// The pod with its allocated resources.
     pub pod: Arc<Pod>,

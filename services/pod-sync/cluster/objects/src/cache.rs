@@ -36,6 +36,7 @@ pub enum ChangeDetectionStrategy {
 /// Settings of an [`ObjectCache`].
 #[derive(Clone)]
 pub struct ObjectCacheSettings {
+    /// `configMapAndSecretChangeDetectionStrategy`.
     pub strategy: ChangeDetectionStrategy,
     /// Pod resync interval (`syncFrequency`).
     pub sync_frequency: Duration,

@@ -10,7 +10,9 @@ use quintlet_model::pod as pods;
 /// among them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct References {
+    /// ConfigMaps of volumes and variables.
     pub config_maps: BTreeSet<String>,
+    /// Secrets of volumes, variables and image pulls.
     pub secrets: BTreeSet<String>,
 }
 

@@ -23,7 +23,9 @@ const MAX_RECORD: usize = 8192;
 /// A process that the kernel killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Victim {
+    /// Name of the command (`comm`).
     pub process: String,
+    /// Process ID on the host.
     pub pid: u32,
 }
 

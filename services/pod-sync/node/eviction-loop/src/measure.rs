@@ -26,6 +26,7 @@ use quintlet_proto::podsync::v1 as wire;
 pub struct Paths {
     /// Root directory of the agent.
     pub root_dir: PathBuf,
+    /// `podLogsDir`.
     pub pod_logs_dir: PathBuf,
     /// Mount point of the cgroup hierarchies.
     pub cgroups: PathBuf,
@@ -40,6 +41,7 @@ pub struct Paths {
 /// Mount points of the runtime's file systems.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RuntimeMounts {
+    /// Read-only layers.
     pub images: Option<PathBuf>,
     /// Writable layers.
     pub containers: Option<PathBuf>,
@@ -148,6 +150,7 @@ fn process_ids(proc: &Path) -> Option<(i64, i64)> {
 /// Facts about pods that do not come from their files and cgroups.
 #[derive(Debug, Clone, Default)]
 pub struct PodSources {
+    /// Pods that may be evicted.
     pub candidates: Vec<Candidate>,
     /// Running containers by pod.
     pub runtime: HashMap<PodUid, Vec<(String, ContainerId)>>,

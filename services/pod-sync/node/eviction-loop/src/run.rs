@@ -33,6 +33,7 @@ const CLEANUP_POLL: Duration = Duration::from_secs(1);
 pub enum Scope {
     /// Pods with a limit of local storage. The others matter only once a threshold is crossed.
     Limited,
+    /// Each pod that may be evicted.
     All,
 }
 
@@ -78,6 +79,7 @@ pub trait NodeControl: Send + Sync {
 /// A round as it is shown to the operator.
 #[derive(Debug)]
 pub struct LastRound {
+    /// The measured node and pods.
     pub snapshot: Snapshot,
     /// The pods that the snapshot has figures of.
     pub scope: Scope,

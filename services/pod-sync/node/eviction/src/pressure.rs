@@ -21,13 +21,18 @@ pub struct Round {
     pub reclaim_for: Vec<Threshold>,
 }
 
-/// The memory of earlier rounds.
+/// The pressure on the node, carried from round to round. Times are on `CLOCK_BOOTTIME`.
 #[derive(Debug, Clone, Default)]
 pub struct Pressure {
+    /// Thresholds that are crossed, and since when.
     crossed: Vec<(Threshold, Duration)>,
+    /// Thresholds that are crossed for longer than their grace period.
     reclaiming: Vec<Threshold>,
+    /// Conditions that are true, and when a threshold of each was crossed last.
     seen: BTreeMap<PressureCondition, Duration>,
+    /// The observations of the last round.
     last: Observations,
+    /// Time at which the resources of evicted pods were released.
     evicted: Option<Duration>,
 }
 

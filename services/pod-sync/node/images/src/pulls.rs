@@ -29,6 +29,7 @@ pub struct PullSettings {
     pub burst: Option<u32>,
 }
 
+/// `serializeImagePulls` and `maxParallelImagePulls` exclude each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("maxParallelImagePulls cannot be larger than 1 unless serializeImagePulls is false")]
 pub struct ContradictorySettings;

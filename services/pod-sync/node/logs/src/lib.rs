@@ -9,7 +9,6 @@
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 mod links;
 mod rotate;
@@ -75,6 +74,7 @@ pub trait Pods: Send + Sync + 'static {
     /// Returns the runtime state of the pods of this node, or `None` if it is not known yet.
     fn pods(&self) -> Option<Vec<SharedPodRuntime>>;
 
+    /// Returns the containment of panics and crashes in work for a pod.
     fn containment(&self) -> &Containment;
 }
 

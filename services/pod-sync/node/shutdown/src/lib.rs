@@ -7,7 +7,6 @@
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 mod logind;
 mod times;
@@ -39,6 +38,7 @@ const RELOAD_TRIES: u32 = 5;
 /// The pods of the node.
 #[async_trait]
 pub trait Pods: Send + Sync {
+    /// A pod of the node.
     type Pod: Clone + Send + Sync;
 
     /// Returns the active pods with their priorities.
@@ -54,10 +54,15 @@ pub trait Pods: Send + Sync {
 /// The node, for records of shutdowns.
 #[derive(Debug, Clone)]
 pub struct ShutdownContext {
+    /// Name of the Node object.
     pub name: String,
+    /// Root directory of the kubelet, with the record of the last shutdown.
     pub root_dir: PathBuf,
+    /// Gets the events about the node.
     pub events: Events,
+    /// Gets the start and end of shutdowns.
     pub metrics: PodMetrics,
+    /// Wall time and CLOCK_BOOTTIME.
     pub clock: Clock,
 }
 

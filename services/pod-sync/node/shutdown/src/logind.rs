@@ -16,17 +16,36 @@ const SIGHUP: i32 = 1;
 /// logind cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LoginError {
+    /// A call over the system bus failed.
     #[error("failed to {what}")]
-    Call { what: &'static str, source: zbus::Error },
+    Call {
+        /// Purpose of the call.
+        what: &'static str,
+        /// Error of the bus or of logind.
+        source: zbus::Error,
+    },
+    /// The configuration of logind cannot be written.
     #[error("failed to write {}", path.display())]
-    Write { path: PathBuf, source: std::io::Error },
+    Write {
+        /// The file or directory.
+        path: PathBuf,
+        /// Error of the file system.
+        source: std::io::Error,
+    },
+    /// logind kept a shorter delay than the configured one.
     #[error("logind delays a shutdown by {now:?} at most, requested {requested:?}")]
-    TooShort { requested: Duration, now: Duration },
+    TooShort {
+        /// Delay that the shutdown of pods needs.
+        requested: Duration,
+        /// Delay that logind grants.
+        now: Duration,
+    },
 }
 
 /// Connects to logind.
 #[async_trait]
 pub trait Login: Send + Sync {
+    /// Connects to the system bus and to logind.
     async fn connect(&self) -> Result<Box<dyn Session>, LoginError>;
 }
 

@@ -16,8 +16,8 @@ use quintlet_plugin_api::csi::volume_capability::{self, AccessType, BlockVolume,
 use quintlet_plugin_api::csi::volume_health::VolumeHealthEntry;
 use quintlet_plugin_api::csi::volume_usage::Unit;
 use quintlet_plugin_api::csi::{
-    CapacityRange, GetPluginInfoRequest, NodeExpandVolumeRequest, NodeGetCapabilitiesRequest,
-    NodeGetInfoRequest, NodeGetStorageHealthRequest, NodeGetVolumeHealthRequest, NodeGetVolumeStatsRequest,
+    CapacityRange, NodeExpandVolumeRequest, NodeGetCapabilitiesRequest, NodeGetInfoRequest,
+    NodeGetStorageHealthRequest, NodeGetVolumeHealthRequest, NodeGetVolumeStatsRequest,
     NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
     ProbeRequest, VolumeCapability,
 };
@@ -254,19 +254,6 @@ impl DriverClient {
 
     fn identity(&self) -> IdentityClient<Channel> {
         IdentityClient::new(self.channel.clone())
-    }
-
-    /// Returns the name and version of the driver.
-    ///
-    /// # Errors
-    /// Fails if the call fails.
-    pub async fn plugin_info(&self, deadline: Deadline) -> Result<(String, String), CallError> {
-        let mut client = self.identity();
-        let method = ("/csi.v1.Identity/GetPluginInfo", false);
-        let info = self
-            .call(method, deadline, GetPluginInfoRequest {}, |request| client.get_plugin_info(request))
-            .await?;
-        Ok((info.name, info.vendor_version))
     }
 
     /// Returns whether the driver is ready. A response without the field `ready` counts as ready.

@@ -12,22 +12,37 @@ use quintlet_model::ids::PodUid;
 
 use crate::error::Error;
 use crate::mount::{Mounter, make_directory, step};
+use crate::paths::Paths;
 use crate::removal;
 use crate::volume::{Plugin, Source, Volume};
 
-impl Mounter {
+/// Makes block devices available to pods.
+#[derive(Debug, Clone)]
+pub struct BlockMapper {
+    paths: Paths,
+}
+
+impl BlockMapper {
+    /// Returns a mapper for the root directory of `mounter`.
+    #[must_use]
+    pub fn of(mounter: &Mounter) -> Self {
+        Self { paths: mounter.paths.clone() }
+    }
+
     /// Checks that a volume is a block device.
     ///
     /// # Errors
     /// The plugin has no block volumes, or the path of a `local` volume is not a block device.
-    pub async fn check_block(&self, volume: &Volume) -> Result<(), Error> {
+    pub async fn check(&self, volume: &Volume) -> Result<(), Error> {
         match &volume.source {
             Source::Local { path, .. } => {
                 let path = path.clone();
                 task::blocking(move || device_of(&path)).await.map(drop)
             }
             Source::Fc(source) if source.disk().is_none() => Err(Error::NoDisk("mapper")),
-            Source::Iscsi(_) | Source::Fc(_) => self.check(volume).await,
+            Source::Iscsi(_) | Source::Fc(_) => {
+                self.paths.disk(volume.plugin(), volume.is_block, &volume.device_name()).map(drop)
+            }
             Source::HostPath { .. } | Source::Nfs { .. } => Err(Error::NoBlock(volume.plugin().name())),
         }
     }
@@ -36,7 +51,7 @@ impl Mounter {
     /// (`MapPodDevice`, `MapBlockVolume`).
     ///
     /// # Errors
-    /// The device cannot be bound or linked. Call [`Mounter::unmap`] to remove what was made.
+    /// The device cannot be bound or linked. Call [`BlockMapper::unmap`] to remove what was made.
     pub async fn map(&self, volume: &Volume, attached: Option<&Path>, pod: &PodUid) -> Result<(), Error> {
         let path = match (&volume.source, attached) {
             (_, Some(device)) => device.display().to_string(),

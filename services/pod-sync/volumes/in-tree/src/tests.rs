@@ -13,6 +13,7 @@ use quintlet_model::ids::PodUid;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
+use crate::block::BlockMapper;
 use crate::commands::{Commands, Ended, SystemCommands, Until};
 use crate::error::Error;
 use crate::found::{self, FoundDevice, FoundInPod};
@@ -288,11 +289,14 @@ async fn a_path_that_cannot_be_mounted_has_the_kubelets_text() {
     );
     let block = Volume { is_block: true, ..volume(directory) };
     assert_eq!(
-        text(mounter.check_block(&block).await),
+        text(BlockMapper::of(&mounter).check(&block).await),
         "kubernetes.io/host-path does not support volumeMode Block"
     );
     let block = Volume { is_block: true, ..local(&file) };
-    assert_eq!(text(mounter.check_block(&block).await), format!("{} is not a block device", at(&file)));
+    assert_eq!(
+        text(BlockMapper::of(&mounter).check(&block).await),
+        format!("{} is not a block device", at(&file))
+    );
     let escaping = Volume { name: "..".to_owned(), ..local(&node.disk()) };
     let published = mounter.publish(&escaping, &uid(1), none(), &CancellationToken::new()).await.map(drop);
     assert_eq!(text(published), "volume name \"..\" cannot be part of a path");
@@ -356,10 +360,10 @@ async fn a_block_volume_is_bound_and_linked_for_each_pod() {
     let device = LoopDevice::new(node.base.path());
     let mounter = node.mounter();
     let volume = Volume { is_block: true, ..local(Path::new(&device.0)) };
-    mounter.check_block(&volume).await.unwrap();
+    BlockMapper::of(&mounter).check(&volume).await.unwrap();
     for pod in [uid(1), uid(2)] {
-        mounter.map(&volume, None, &pod).await.unwrap();
-        mounter.map(&volume, None, &pod).await.unwrap();
+        BlockMapper::of(&mounter).map(&volume, None, &pod).await.unwrap();
+        BlockMapper::of(&mounter).map(&volume, None, &pod).await.unwrap();
         let link = mounter.paths().host_path(&volume, &pod).unwrap();
         assert_eq!(fs::read_link(&link).unwrap(), Path::new(&device.0));
         let bound = mounter.paths().block_volume(Plugin::Local, "pv-1").unwrap().join(pod.as_str());
@@ -370,11 +374,11 @@ async fn a_block_volume_is_bound_and_linked_for_each_pod() {
     let devices =
         vec![FoundDevice { plugin: Plugin::Local, name: "pv-1".to_owned(), is_block: true, label: None }];
     assert_eq!(found::read(&node.root()).unwrap(), (vec![in_pod(uid(1)), in_pod(uid(2))], devices));
-    mounter.unmap(Plugin::Local, &uid(1), "pv-1", Some("pv-1")).await.unwrap();
-    assert!(mounter.unmap_device("pv-1").await.is_err(), "a pod has the device");
-    mounter.unmap(Plugin::Local, &uid(2), "pv-1", Some("pv-1")).await.unwrap();
-    mounter.unmap(Plugin::Local, &uid(2), "pv-1", Some("pv-1")).await.unwrap();
-    mounter.unmap_device("pv-1").await.unwrap();
+    BlockMapper::of(&mounter).unmap(Plugin::Local, &uid(1), "pv-1", Some("pv-1")).await.unwrap();
+    assert!(BlockMapper::of(&mounter).unmap_device("pv-1").await.is_err(), "a pod has the device");
+    BlockMapper::of(&mounter).unmap(Plugin::Local, &uid(2), "pv-1", Some("pv-1")).await.unwrap();
+    BlockMapper::of(&mounter).unmap(Plugin::Local, &uid(2), "pv-1", Some("pv-1")).await.unwrap();
+    BlockMapper::of(&mounter).unmap_device("pv-1").await.unwrap();
     let left = fs::read_dir(node.root().join("plugins/kubernetes.io~local-volume/volumeDevices")).unwrap();
     assert_eq!(left.count(), 0);
     assert!(Path::new(&device.0).exists());
@@ -386,7 +390,7 @@ async fn a_block_volume_that_a_kubelet_mapped_is_unmapped_with_the_kubelets_loop
     let device = LoopDevice::new(node.base.path());
     let mounter = node.mounter();
     let volume = Volume { is_block: true, ..local(Path::new(&device.0)) };
-    mounter.map(&volume, None, &uid(1)).await.unwrap();
+    BlockMapper::of(&mounter).map(&volume, None, &uid(1)).await.unwrap();
     let bound = mounter.paths().block_volume(Plugin::Local, "pv-1").unwrap().join(uid(1).as_str());
     let made = std::process::Command::new("losetup").args(["--find", "--show"]).arg(&bound).output().unwrap();
     assert!(made.status.success(), "{made:?}");
@@ -401,10 +405,10 @@ async fn a_block_volume_that_a_kubelet_mapped_is_unmapped_with_the_kubelets_loop
         std::thread::sleep(std::time::Duration::from_millis(200));
         drop(reader);
     });
-    mounter.unmap(Plugin::Local, &uid(1), "pv-1", Some("pv-1")).await.unwrap();
+    BlockMapper::of(&mounter).unmap(Plugin::Local, &uid(1), "pv-1", Some("pv-1")).await.unwrap();
     assert!(!is_attached() && !bound.exists());
     reader.join().unwrap();
-    mounter.unmap_device("pv-1").await.unwrap();
+    BlockMapper::of(&mounter).unmap_device("pv-1").await.unwrap();
     assert!(Path::new(&device.0).exists(), "the device of the volume stays");
 }
 

@@ -34,7 +34,9 @@ const INLINE: &str = "inline";
 /// A Secret with credentials for a driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SecretName {
+    /// Namespace of the Secret, which need not be that of the pod.
     pub namespace: String,
+    /// Name of the Secret.
     pub name: String,
 }
 

@@ -35,6 +35,7 @@ const LONGEST_WAIT_OF_A_POD: Duration = Duration::from_secs(16);
 /// The volumes of a pod that are set up again, beside those that are not set up and whose back-off has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Again {
+    /// No volume is set up again.
     None,
     /// Volumes with content of API objects (`MarkRemountRequired`).
     Content,

@@ -1,5 +1,6 @@
 //! Volumes without a driver in the desired state, and their unmounts.
 
+use pod_sync_in_tree::block::BlockMapper;
 use pod_sync_in_tree::mount::Mounter;
 use pod_sync_in_tree::volume::{Plugin, Source, Volume};
 use pod_sync_in_tree::{fc, iscsi};
@@ -64,7 +65,7 @@ pub(crate) async fn unmount(
 ) -> Result<(), String> {
     let device = Some(device).filter(|device| !device.is_empty());
     let unmounted = match is_block {
-        true => mounter.unmap(plugin, pod, name, device).await,
+        true => BlockMapper::of(mounter).unmap(plugin, pod, name, device).await,
         false => mounter.unpublish(plugin, pod, name).await,
     };
     unmounted.map_err(|error| error.to_string())
@@ -79,7 +80,7 @@ pub(crate) async fn unmount_device(
     (plugin, is_block, device): (Plugin, bool, &str),
 ) -> Result<(), String> {
     let unmounted = match plugin {
-        Plugin::Local if is_block => mounter.unmap_device(device).await,
+        Plugin::Local if is_block => BlockMapper::of(mounter).unmap_device(device).await,
         Plugin::Local => mounter.unstage(device).await,
         Plugin::Iscsi | Plugin::Fc => mounter.detach(plugin, is_block, device).await,
         Plugin::HostPath | Plugin::Nfs => Ok(()),

@@ -13,7 +13,6 @@
 //!   `pod-sync-direct-volumes`.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 pub mod claims;
 mod direct;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use pod_sync_clients::EventType;
+use pod_sync_in_tree::block::BlockMapper;
 use pod_sync_in_tree::error::Error;
 use pod_sync_in_tree::iscsi::Chap;
 use pod_sync_in_tree::mount::Group;
@@ -40,7 +41,7 @@ pub(crate) async fn mount(
     };
     at(OperationStep::SetUp);
     let checked = match in_tree.is_block {
-        true => mounter.check_block(in_tree).await,
+        true => BlockMapper::of(mounter).check(in_tree).await,
         false => mounter.check(in_tree).await,
     };
     let kind = if in_tree.is_block { "NewBlockVolumeMapper" } else { "NewMounter" };
@@ -60,7 +61,7 @@ pub(crate) async fn mount(
     };
     if in_tree.is_block {
         at(OperationStep::SetUp);
-        let mapped = mounter.map(in_tree, attached.as_deref(), uid).await;
+        let mapped = BlockMapper::of(mounter).map(in_tree, attached.as_deref(), uid).await;
         let result = mapped.map_err(|error| failed("MapBlockVolume", error, Certainty::Uncertain));
         return (expanded(tools, volume, uid, attempt, receivers, device, result).await, None);
     }

@@ -26,6 +26,7 @@ pub enum VolumeState {
     NotMounted,
     /// An operation may have mounted the volume, or the volume was found on disk.
     Uncertain,
+    /// The pod can use the volume.
     Mounted,
 }
 
@@ -40,6 +41,7 @@ pub struct VolumeView {
     pub spec_name: String,
     /// Unique name; empty if it is not known.
     pub volume: String,
+    /// How far the set-up is.
     pub state: VolumeState,
     /// When the pod was first found to need the volume; `None` if the pod no longer needs it.
     pub needed_since: Option<Timestamp>,

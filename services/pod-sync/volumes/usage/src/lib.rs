@@ -9,7 +9,6 @@
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 mod file_systems;
 mod measured;
@@ -70,10 +69,13 @@ pub trait Pods: Send + Sync + 'static {
 /// Directories and interval of measurements.
 #[derive(Debug, Clone)]
 pub struct StorageSettings {
+    /// Root directory of the kubelet, below which pods have their volumes.
     pub root_dir: PathBuf,
     /// Interval between measurements of a pod; zero disables them.
     pub period: Duration,
+    /// Wall time and CLOCK_BOOTTIME.
     pub clock: Clock,
+    /// Gets the durations of measurements.
     pub metrics: PodMetrics,
     /// Projects that count the usage of volumes. Other volumes are walked.
     pub quotas: ProjectQuotas,

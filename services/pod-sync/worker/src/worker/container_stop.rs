@@ -20,7 +20,7 @@ use quintlet_model::runtime::PodRuntime;
 use quintlet_model::{labels, pod as pods};
 use tokio::sync::watch;
 
-use super::halt::{Halt, Step};
+use super::halt::{Halt, RuntimeCall};
 use super::hooks::{self, HookError};
 use crate::context::StopContext;
 
@@ -146,7 +146,7 @@ impl ContainerStop<'_> {
             .calls
             .stop_container(self.id, timeout)
             .await
-            .map_err(|e| Halt::of(&e, Step::StopContainer))
+            .map_err(|e| Halt::of(&e, RuntimeCall::StopContainer))
     }
 
     fn pre_stop(&self) -> Option<LifecycleHandler> {
@@ -265,7 +265,7 @@ pub(super) async fn stop_observed(
         return containers.into_iter().nth(i).unwrap_or(Ok(()));
     }
     let sandboxes = join_all(runtime.sandboxes.iter().map(|s| async {
-        ctx.runtime.calls.stop_sandbox(&s.id).await.map_err(|e| Halt::of(&e, Step::StopSandbox))
+        ctx.runtime.calls.stop_sandbox(&s.id).await.map_err(|e| Halt::of(&e, RuntimeCall::StopSandbox))
     }))
     .await;
     containers.into_iter().chain(sandboxes).collect()

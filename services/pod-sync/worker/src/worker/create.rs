@@ -124,8 +124,8 @@ impl Starts<'_> {
         let container = spec.container;
         let image = container.image.as_deref().unwrap_or_default();
         let mut pulls = self.tracker.record.pulls.clone();
-        let (ctx, secrets, field_path) =
-            (self.pull_context(), self.setup.pull_secrets.clone(), spec.field_path());
+        let ctx = self.pull_context();
+        let (secrets, field_path) = (self.setup.pull_secrets.clone(), spec.field_path());
         let wanted = image::Wanted {
             pod: &pass.pod,
             image,
@@ -272,9 +272,10 @@ impl Starts<'_> {
     ) -> Result<Vec<cri::Mount>, ConfigError> {
         let features = self.runtime.features(&self.setup.runtime_handler);
         let userns = self.setup.user_namespace.clone();
-        let (pod, container, images, env) = (pod.clone(), container.clone(), images.clone(), env.clone());
-        let (uid, node, pod_ips) =
-            (self.tracker.pod_ref.uid.clone(), Arc::clone(&self.node.settings), pod_ips.to_vec());
+        let (pod, container) = (pod.clone(), container.clone());
+        let (images, env) = (images.clone(), env.clone());
+        let (uid, pod_ips) = (self.tracker.pod_ref.uid.clone(), pod_ips.to_vec());
+        let node = Arc::clone(&self.node.settings);
         let volumes = self.setup.volumes.clone().unwrap_or_default();
         // It mounts and writes files.
         blocking(move || {

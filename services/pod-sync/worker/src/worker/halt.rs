@@ -8,7 +8,7 @@ use quintlet_model::ids::PodRef;
 
 /// The continuation after a pass.
 #[derive(Debug)]
-pub(crate) enum Next {
+pub(crate) enum NextPass {
     /// Another pass at once.
     Again,
     /// There is nothing to do. The next pass runs after this time, after the resync period, or when the
@@ -51,13 +51,13 @@ impl Halt {
     }
 
     /// Maps a refusal by the runtime to a failure of the pod, any other error to an interruption.
-    pub(super) fn of(error: &CallError, step: Step) -> Self {
-        if error.is_refused_by_runtime() { Self::refused(error, step) } else { Self::interrupted(error) }
+    pub(super) fn of(error: &CallError, call: RuntimeCall) -> Self {
+        if error.is_refused_by_runtime() { Self::refused(error, call) } else { Self::interrupted(error) }
     }
 
-    /// A failed step that the pod waits for.
-    pub(super) fn refused(error: &CallError, step: Step) -> Self {
-        Self::failed(step.waiting(error.message.clone()), format!("{}: {error}", step.name()))
+    /// A refused call that the pod waits for.
+    pub(super) fn refused(error: &CallError, call: RuntimeCall) -> Self {
+        Self::failed(call.waiting(error.message.clone()), format!("{}: {error}", call.name()))
     }
 
     /// A call whose outcome is unknown.
@@ -66,9 +66,9 @@ impl Halt {
     }
 }
 
-/// The kind of call that the runtime refused.
+/// The call that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum RuntimeCall {
     StopContainer,
     StopSandbox,
     RemoveContainer,
@@ -77,7 +77,7 @@ pub(crate) enum Step {
     ReadSandbox,
 }
 
-impl Step {
+impl RuntimeCall {
     fn name(self) -> &'static str {
         match self {
             Self::StopContainer => "KillContainerError",

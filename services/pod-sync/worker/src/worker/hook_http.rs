@@ -26,7 +26,7 @@ const MAX_HEADERS: usize = 8192;
 /// The scheme of the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Sent {
-    AsAsked,
+    Unchanged,
     /// Plain HTTP, because the server answered an HTTPS request in plain HTTP.
     Plain(String),
 }
@@ -57,7 +57,7 @@ pub(super) async fn get(
     let (headers, host_header) = headers(get.http_headers.as_deref().unwrap_or_default())?;
     if scheme == UrlScheme::Http {
         let sent = follow(url("http")?, &headers, host_header.as_ref()).await;
-        return sent.map(|()| Sent::AsAsked).map_err(|e| e.to_string());
+        return sent.map(|()| Sent::Unchanged).map_err(|e| e.to_string());
     }
     match follow(url("https")?, &headers, host_header.as_ref()).await {
         Err(e) if e.is_plain_answer() => {
@@ -72,7 +72,7 @@ pub(super) async fn get(
             let sent = follow(url("http")?, &headers, host_header.as_ref()).await;
             sent.map(|()| Sent::Plain(format!("{bracketed}:{port}"))).map_err(|e| e.to_string())
         }
-        other => other.map(|()| Sent::AsAsked).map_err(|e| e.to_string()),
+        other => other.map(|()| Sent::Unchanged).map_err(|e| e.to_string()),
     }
 }
 
@@ -136,10 +136,10 @@ fn words(url: &Uri, error: &hyper_util::client::legacy::Error) -> String {
         .filter_map(|e| e.downcast_ref::<std::io::Error>())
         .find(|e| error.is_connect() && e.raw_os_error().is_some());
     match (refused, url.authority()) {
-        (Some(e), Some(to)) => {
+        (Some(e), Some(authority)) => {
             let text = e.to_string();
             let text = text.split(" (os error").next().unwrap_or(&text).to_lowercase();
-            format!("dial tcp {to}: connect: {text}")
+            format!("dial tcp {authority}: connect: {text}")
         }
         _ => quintlet_kit::error_chain(error),
     }
@@ -230,7 +230,7 @@ mod tests {
         let many: String = (0..1000).map(|n| format!("x-{n}: 1\r\n")).collect();
         let answer = format!("HTTP/1.1 200 X\r\n{many}content-length: 0\r\nconnection: close\r\n\r\n");
         let server = Server::start(false, move |_| answer.clone()).await;
-        assert_eq!(hook(json!({"port": server.port})).await, Ok(Sent::AsAsked));
+        assert_eq!(hook(json!({"port": server.port})).await, Ok(Sent::Unchanged));
     }
 
     #[tokio::test]
@@ -241,7 +241,7 @@ mod tests {
                 let scheme = if tls { "HTTPS" } else { "HTTP" };
                 let path = "/a b?x=1";
                 let sent = hook(json!({"port": server.port, "scheme": scheme, "path": path})).await;
-                assert_eq!(sent, Ok(Sent::AsAsked));
+                assert_eq!(sent, Ok(Sent::Unchanged));
                 assert!(
                     server.requests()[0].starts_with("GET /a%20b?x=1 HTTP/1.1\r\n"),
                     "{:?}",
@@ -255,7 +255,7 @@ mod tests {
     async fn a_path_of_20_000_levels_is_sent_as_it_is() {
         let server = Server::start(false, |_| status(414)).await;
         let path = "/a".repeat(20_000);
-        assert_eq!(hook(json!({"port": server.port, "path": path})).await, Ok(Sent::AsAsked));
+        assert_eq!(hook(json!({"port": server.port, "path": path})).await, Ok(Sent::Unchanged));
         assert!(server.requests()[0].starts_with(&format!("GET {path} HTTP/1.1\r\n")));
     }
 
@@ -270,7 +270,7 @@ mod tests {
             peer.write_all(status(200).as_bytes()).await.unwrap();
         };
         let (sent, ()) = tokio::join!(hook(json!({"port": port})), slow);
-        assert_eq!(sent, Ok(Sent::AsAsked));
+        assert_eq!(sent, Ok(Sent::Unchanged));
     }
 
     #[tokio::test]
@@ -347,8 +347,8 @@ mod tests {
     async fn a_handler_that_cannot_be_sent_says_why() {
         let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
         let refused = |scheme: &str, path: &str| {
-            let to = format!("127.0.0.1:{closed}");
-            format!("Get \"{scheme}://{to}{path}\": dial tcp {to}: connect: connection refused")
+            let address = format!("127.0.0.1:{closed}");
+            format!("Get \"{scheme}://{address}{path}\": dial tcp {address}: connect: connection refused")
         };
         for (handler, want) in [
             (json!({"port": "web"}), "connect: connection refused"),

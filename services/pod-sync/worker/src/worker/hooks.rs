@@ -56,7 +56,7 @@ pub(super) async fn run(
             Some(began) => ctx.runtime.calls.exec_once(id, &command(exec), began).await,
         };
         return match output {
-            Ok(Some(output)) => judge(exec, output),
+            Ok(Some(output)) => check_output(exec, output),
             Ok(None) => Ok(()),
             Err(e) if e.is_refused_by_runtime() => Err(failed(&e)),
             Err(e) => Err(HookError::Interrupted(e)),
@@ -92,7 +92,7 @@ fn failed(e: &CallError) -> HookError {
     HookError::failed(e.to_string())
 }
 
-pub(super) fn judge(exec: &ExecAction, output: ExecOutput) -> Result<(), HookError> {
+pub(super) fn check_output(exec: &ExecAction, output: ExecOutput) -> Result<(), HookError> {
     if output.exit_code == 0 {
         return Ok(());
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pod_sync_clients::{EventNumber, EventType};
 use pod_sync_containment::PodWork;
 use pod_sync_decisions::containment::Suspension;
-use pod_sync_decisions::worker::{Input, Outcome, Work};
+use pod_sync_decisions::worker::{Input, Work, WorkOutcome};
 use pod_sync_decisions::{status, waiting};
 use pod_sync_node_decisions::admission::Rejection;
 use pod_sync_records::{PodRecord, Termination};
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
 
 use super::Worker;
-use super::halt::{Halt, Next};
+use super::halt::{Halt, NextPass};
 use super::prepare::PodSetup;
 use super::resources::ResourceProgress;
 use super::retries::RetryTimes;
@@ -178,8 +178,8 @@ impl Worker {
         match &next {
             // Another service is down, which is no fault of this pod.
             Err(Halt::Interrupted(_)) => self.ctx.control.static_pod_gate.extend(&self.tracker.pod_ref.uid),
-            Ok(Next::Again) => {}
-            Ok(Next::Idle(_) | Next::Advance)
+            Ok(NextPass::Again) => {}
+            Ok(NextPass::Idle(_) | NextPass::Advance)
             | Err(Halt::Failed { .. } | Halt::NetworkNotReady(_) | Halt::Cancelled) => {
                 self.ctx.control.static_pod_gate.release(&self.tracker.pod_ref.uid);
             }
@@ -187,7 +187,7 @@ impl Worker {
         let kind = match work {
             Work::Sync => std::mem::replace(&mut self.work_loop.sync_type, SyncType::Sync),
             // A pass that fails has the type of the update that caused it.
-            Work::Terminated if matches!(next, Ok(Next::Advance)) => SyncType::Terminated,
+            Work::Terminated if matches!(next, Ok(NextPass::Advance)) => SyncType::Terminated,
             Work::Terminating | Work::Terminated | Work::Finished { .. } | Work::WaitForFullName { .. } => {
                 SyncType::Kill
             }
@@ -200,11 +200,11 @@ impl Worker {
         self.tracker.record.update(|record| record.pod = Some(Arc::clone(&self.tracker.pod)));
         let outcome = self.outcome(next, first_event);
         // An interrupted pass does not clear the suspicion against a pod.
-        if outcome != Outcome::Interrupted {
+        if outcome != WorkOutcome::Interrupted {
             self.ctx.faults.containment.record_success(&self.tracker.pod_ref.uid);
         }
         let next_work = self.ctx.control.pod_workers.complete_work(&self.tracker.pod_ref.uid, outcome);
-        if outcome == Outcome::Advance {
+        if outcome == WorkOutcome::Advance {
             self.ctx.checkpoints.allocations.freed();
         }
         next_work
@@ -212,16 +212,16 @@ impl Worker {
 
     // `first_event` is the number of the first event of this pass. A failure with a warning event is already
     // in the log.
-    pub(super) fn outcome(&mut self, next: Result<Next, Halt>, first_event: EventNumber) -> Outcome {
+    pub(super) fn outcome(&mut self, next: Result<NextPass, Halt>, first_event: EventNumber) -> WorkOutcome {
         match next {
-            Ok(Next::Again) => Outcome::Requeue,
-            Ok(Next::Idle(within)) => {
+            Ok(NextPass::Again) => WorkOutcome::Requeue,
+            Ok(NextPass::Idle(within)) => {
                 self.tracker.explain_errors();
                 let now = self.ctx.clock.boot();
                 let recheck = self.tracker.reporter.recheck_at().map(|at| at.saturating_sub(now));
-                Outcome::Idle(within.into_iter().chain(recheck).min())
+                WorkOutcome::Idle(within.into_iter().chain(recheck).min())
             }
-            Ok(Next::Advance) => Outcome::Advance,
+            Ok(NextPass::Advance) => WorkOutcome::Advance,
             Err(Halt::Interrupted(why)) => {
                 tracing::debug!(pod.uid = %self.tracker.pod_ref.uid, why, "pod sync interrupted");
                 self.tracker.observer.require_full_inspection();
@@ -229,7 +229,7 @@ impl Worker {
                 if !self.tracker.view.is_waiting() {
                     self.tracker.view.wait_for(waiting::Waiting::Service { name: "cri-proxy" }, None);
                 }
-                Outcome::Interrupted
+                WorkOutcome::Interrupted
             }
             Err(Halt::Failed { error, waiting, after }) => {
                 let (uid, pod) = (self.tracker.pod_ref.uid.as_str(), self.tracker.name());
@@ -241,14 +241,14 @@ impl Worker {
                 }
                 self.tracker.view.set_error(error);
                 self.tracker.view.wait_for(waiting, None);
-                Outcome::Failed(after)
+                WorkOutcome::Failed(after)
             }
             Err(Halt::NetworkNotReady(message)) => {
                 self.tracker.view.set_error(format!("network is not ready: {message}"));
                 self.tracker.view.wait_for(waiting::Waiting::NetworkNotReady { message }, None);
-                Outcome::NetworkNotReady
+                WorkOutcome::NetworkNotReady
             }
-            Err(Halt::Cancelled) => Outcome::Cancelled,
+            Err(Halt::Cancelled) => WorkOutcome::Cancelled,
         }
     }
 
@@ -266,7 +266,7 @@ impl Worker {
         });
     }
 
-    pub(super) async fn pass(&mut self, work: &Work) -> Result<Next, Halt> {
+    pub(super) async fn pass(&mut self, work: &Work) -> Result<NextPass, Halt> {
         let desired = self.tracker.desired.borrow_and_update().clone();
         accept(&desired, &mut self.tracker, &mut self.work_loop, &mut self.retries);
         self.tracker.view.begin_pass();
@@ -278,7 +278,7 @@ impl Worker {
             Work::Sync => match &desired.rejected {
                 Some(rejection) => self.reject(rejection),
                 None => match wait_for_preempted(&self.ctx, &desired, &mut self.tracker.view) {
-                    Some(wait) => Ok(Next::Idle(Some(wait))),
+                    Some(wait) => Ok(NextPass::Idle(Some(wait))),
                     None => self.sync(&desired).await,
                 },
             },
@@ -288,19 +288,19 @@ impl Worker {
                 let rejected = desired.rejected.clone().or_else(|| self.resources.rejected.clone());
                 self.termination().finish(*clean, rejected).await
             }
-            Work::WaitForFullName { .. } => Ok(Next::Idle(None)),
+            Work::WaitForFullName { .. } => Ok(NextPass::Idle(None)),
         }
     }
 
     /// Rejects a pod that has nothing on this node.
-    pub(super) fn reject(&mut self, rejection: &Rejection) -> Result<Next, Halt> {
+    pub(super) fn reject(&mut self, rejection: &Rejection) -> Result<NextPass, Halt> {
         let Rejection { reason, message } = rejection;
         self.ctx.reporting.events.pod(&self.tracker.pod, EventType::Warning, reason, message, "");
         let status = status::rejected(&self.tracker.pod, reason, message, self.ctx.clock.wall());
         self.ctx.control.pod_workers.step(Input::Reject(self.tracker.pod_ref.uid.clone()));
         self.record_termination();
         self.tracker.report(status, true, |_| {});
-        Ok(Next::Again)
+        Ok(NextPass::Again)
     }
 }
 

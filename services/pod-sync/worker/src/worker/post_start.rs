@@ -149,7 +149,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::worker::hooks::judge;
+    use crate::worker::hooks::check_output;
 
     #[tokio::test(start_paused = true)]
     async fn a_post_start_hook_may_take_a_day_and_ends_with_its_pod() {
@@ -165,7 +165,8 @@ mod tests {
         let output = ExecOutput { exit_code: 7, stdout: b"out \"x\"\n".to_vec(), stderr: b"err".to_vec() };
         let hook = |v: serde_json::Value| serde_json::from_value::<LifecycleHandler>(v).unwrap();
         let exec = hook(json!({"exec": {"command": ["sh", "-c", "exit 7"]}}));
-        let Err(HookError::Failed { error, output }) = judge(exec.exec.as_ref().unwrap(), output) else {
+        let Err(HookError::Failed { error, output }) = check_output(exec.exec.as_ref().unwrap(), output)
+        else {
             panic!("it failed")
         };
         assert_eq!(

@@ -13,7 +13,7 @@ use quintlet_model::ids::{ContainerId, SandboxId};
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::{ContainerState, PodRuntime};
 
-use super::halt::{Halt, Step, tolerate_refusal};
+use super::halt::{Halt, RuntimeCall, tolerate_refusal};
 use super::pass::Pass;
 use super::record::forget_starts;
 use super::runtime_files;
@@ -56,7 +56,7 @@ impl Removals<'_> {
         })
         .await;
         tracing::debug!(pod = %self.tracker.pod_ref, container.id = %id, "container removed");
-        self.runtime.calls.remove_container(id).await.map_err(|e| Halt::of(&e, Step::RemoveContainer))
+        self.runtime.calls.remove_container(id).await.map_err(|e| Halt::of(&e, RuntimeCall::RemoveContainer))
     }
 
     /// Removes instances whose start was interrupted before they ran: containerd aborts a start when its
@@ -135,8 +135,8 @@ impl Removals<'_> {
     // Stops a sandbox, as the kubelet does before each removal, and removes it.
     async fn remove_sandbox(&self, id: &SandboxId) -> Result<(), Halt> {
         let calls = &self.runtime.calls;
-        calls.stop_sandbox(id).await.map_err(|e| Halt::of(&e, Step::StopSandbox))?;
-        calls.remove_sandbox(id).await.map_err(|e| Halt::of(&e, Step::RemoveSandbox))
+        calls.stop_sandbox(id).await.map_err(|e| Halt::of(&e, RuntimeCall::StopSandbox))?;
+        calls.remove_sandbox(id).await.map_err(|e| Halt::of(&e, RuntimeCall::RemoveSandbox))
     }
 
     /// Removes all containers and sandboxes of a pod that has terminated.
@@ -144,7 +144,7 @@ impl Removals<'_> {
         let calls = &self.runtime.calls;
         let removed = join_all(runtime.containers.iter().map(|c| calls.remove_container(&c.id))).await;
         for result in removed {
-            result.map_err(|e| Halt::of(&e, Step::RemoveContainer))?;
+            result.map_err(|e| Halt::of(&e, RuntimeCall::RemoveContainer))?;
         }
         for sandbox in &runtime.sandboxes {
             self.remove_sandbox(&sandbox.id).await?;

@@ -16,7 +16,7 @@ use quintlet_kit::task::blocking;
 use quintlet_model::ids::{PodRef, SandboxId};
 use quintlet_model::pod as pods;
 
-use super::halt::{Halt, Step};
+use super::halt::{Halt, RuntimeCall};
 use super::observe::Observer;
 use super::prepare::PodSetup;
 use super::retries::RetryTimes;
@@ -147,7 +147,7 @@ impl Sandboxes<'_> {
                     let text = format!("Failed to create pod sandbox: {e}");
                     self.reporting.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &text, "");
                 }
-                return Err(Halt::refused(&e, Step::MakeSandbox));
+                return Err(Halt::refused(&e, RuntimeCall::MakeSandbox));
             }
         };
         self.retries.settled(SANDBOX, "RunPodSandbox");
@@ -160,7 +160,7 @@ impl Sandboxes<'_> {
                 let text = format!("Unable to get pod sandbox status: {e}");
                 self.reporting.events.pod(pod, EventType::Warning, "FailedPodSandBoxStatus", &text, "");
             }
-            Halt::of(&e, Step::ReadSandbox)
+            Halt::of(&e, RuntimeCall::ReadSandbox)
         })?;
         let network = status.network.unwrap_or_default();
         let all = std::iter::once(network.ip)

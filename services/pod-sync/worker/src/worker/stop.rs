@@ -15,7 +15,7 @@ use quintlet_model::runtime::PodRuntime;
 use tokio::sync::{Notify, watch};
 
 use super::container_stop::{ContainerStop, RunningHooks, find, stop_observed};
-use super::halt::{Halt, Step};
+use super::halt::{Halt, RuntimeCall};
 use super::pass::Pass;
 use super::tracker::Tracker;
 use crate::context::StopContext;
@@ -234,7 +234,7 @@ impl Stops<'_> {
                 self.kill_one(pod, runtime, &reset.id, "killing", None, Some(0)).await?;
             }
             let removed = self.ctx.runtime.calls.remove_container(&reset.id).await;
-            removed.map_err(|e| Halt::of(&e, Step::RemoveContainer))?;
+            removed.map_err(|e| Halt::of(&e, RuntimeCall::RemoveContainer))?;
         }
         Ok(())
     }

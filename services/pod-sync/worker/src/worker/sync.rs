@@ -17,7 +17,7 @@ use quintlet_model::pod as pods;
 use tracing::{Instrument as _, Span};
 
 use super::Worker;
-use super::halt::{Halt, Next};
+use super::halt::{Halt, NextPass};
 use super::pass::Pass;
 use super::record::forget_ended;
 use super::resources::ResourceDecision;
@@ -30,37 +30,37 @@ use crate::mirror::{MirrorContext, MirrorReconciler};
 
 impl Worker {
     /// Runs one pass of a pod that is to run.
-    pub(super) async fn sync(&mut self, desired: &Desired) -> Result<Next, Halt> {
+    pub(super) async fn sync(&mut self, desired: &Desired) -> Result<NextPass, Halt> {
         let uid = self.tracker.pod_ref.uid.clone();
         self.ctx.environment.objects.register(&uid, &self.tracker.pod);
         let mut pass = self.tracker.look(false).await?;
         if !self.tracker.record.starting.is_empty()
             && self.removals().remove_interrupted_starts(&pass).await?
         {
-            return Ok(Next::Again);
+            return Ok(NextPass::Again);
         }
         self.tracker.report_running(&pass, |record| forget_ended(record, &pass.runtime));
         let network_not_ready = self.ctx.runtime.state.borrow().network_not_ready.clone();
         let gate = decide_sync::gate(&pass.pod, &pass.status, network_not_ready.is_none());
         if gate == SyncGate::Terminal {
-            return Ok(Next::Advance);
+            return Ok(NextPass::Advance);
         }
         // A static pod that waits for its devices is in the API, too.
         self.reconcile_mirror(desired);
         let cancel = self.work_loop.cancel.clone();
         match self.resources.admit(&self.ctx, &mut self.tracker, &pass, &cancel).await? {
             ResourceDecision::Held => {}
-            ResourceDecision::Wait(wait) => return Ok(Next::Idle(Some(wait))),
+            ResourceDecision::Wait(wait) => return Ok(NextPass::Idle(Some(wait))),
             ResourceDecision::Reject(rejection) => return self.reject(&rejection),
         }
         let (actions, due) = self.decide_actions(&mut pass);
         if !self.tracker.record.post_starts.is_empty() && self.starts().finish_post_starts(&pass).await? {
             self.tracker.observer.acted();
-            return Ok(Next::Again);
+            return Ok(NextPass::Again);
         }
         if self.preparation().has_lost_cgroup(&pass).await {
             self.stops().kill_pod(&pass.runtime, None).await?;
-            return Ok(Next::Again);
+            return Ok(NextPass::Again);
         }
         if actions.is_idle(&pass.runtime) {
             return self.rest(&pass, &due).await;
@@ -70,7 +70,7 @@ impl Worker {
         let hold = self.retries.pod.saturating_sub(self.ctx.clock.boot());
         if !hold.is_zero() && actions.containers_to_kill.is_empty() {
             self.tracker.view.keep_waiting();
-            return Ok(Next::Idle(Some(hold)));
+            return Ok(NextPass::Idle(Some(hold)));
         }
         if actions.create_sandbox {
             let (runtime, view) = (&self.ctx.runtime, &mut self.tracker.view);
@@ -130,7 +130,12 @@ impl Worker {
     }
 
     // Performs the actions of this pass. After a failure, the pod waits before the next pass with actions.
-    async fn perform(&mut self, pass: &Pass, actions: &PodActions, due: &DueStarts) -> Result<Next, Halt> {
+    async fn perform(
+        &mut self,
+        pass: &Pass,
+        actions: &PodActions,
+        due: &DueStarts,
+    ) -> Result<NextPass, Halt> {
         // The actions may hang, so the wait is published first.
         let now = self.ctx.clock.wall();
         if let Some(wait) = waiting::from_status(&pass.pod, &pass.status, &due.start_backoffs, now) {
@@ -149,14 +154,14 @@ impl Worker {
             // The failed action wakes the worker, too, which must not cause a retry.
             let wait = after.unwrap_or_else(|| jitter(ERROR_WAIT));
             self.retries.pod = self.ctx.clock.boot().saturating_add(wait);
-            return acted.map(|()| Next::Again).map_err(|halt| halt.after(wait));
+            return acted.map(|()| NextPass::Again).map_err(|halt| halt.after(wait));
         }
         acted?;
-        Ok(Next::Again)
+        Ok(NextPass::Again)
     }
 
     // Finishes a pass without actions. Returns when the next pass is due.
-    async fn rest(&mut self, pass: &Pass, due: &DueStarts) -> Result<Next, Halt> {
+    async fn rest(&mut self, pass: &Pass, due: &DueStarts) -> Result<NextPass, Halt> {
         let now = self.ctx.clock.wall();
         if let Some(wait) = waiting::from_status(&pass.pod, &pass.status, &due.start_backoffs, now) {
             self.tracker.view.set_wait(&wait);
@@ -176,9 +181,9 @@ impl Worker {
                 let text = format!("Container image {:?} already present on machine", image.reference);
                 self.ctx.reporting.events.pod(&pass.pod, EventType::Normal, "Pulled", &text, "");
             }
-            return Ok(Next::Idle(Some(Duration::from_secs(1))));
+            return Ok(NextPass::Idle(Some(Duration::from_secs(1))));
         }
-        Ok(Next::Idle([due.next(), deadline, refresh].into_iter().flatten().min()))
+        Ok(NextPass::Idle([due.next(), deadline, refresh].into_iter().flatten().min()))
     }
 
     fn reconcile_mirror(&mut self, desired: &Desired) {

@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::claims::unprepare_claims;
-use super::halt::{Halt, Next};
+use super::halt::{Halt, NextPass};
 use super::removal::Removals;
 use super::retries::jitter;
 use super::stop::Stops;
@@ -48,7 +48,7 @@ pub(super) struct Termination<'a> {
 
 impl Termination<'_> {
     /// Stops the containers.
-    pub(super) async fn stop(&mut self) -> Result<Next, Halt> {
+    pub(super) async fn stop(&mut self) -> Result<NextPass, Halt> {
         let pass = self.tracker.look(false).await?;
         self.tracker.report_terminating(&pass, |_| {});
         self.tracker.probes.set_targets(&pass, true);
@@ -89,7 +89,7 @@ impl Termination<'_> {
         }
         self.tracker.probes.remove_targets();
         self.tracker.report_terminating(&after, |termination| termination.stopped = true);
-        Ok(Next::Advance)
+        Ok(NextPass::Advance)
     }
 
     async fn kill(&mut self, runtime: &PodRuntime, seconds: i64) -> Result<(), Halt> {
@@ -102,7 +102,7 @@ impl Termination<'_> {
     }
 
     /// Removes volumes and cgroup, then reports the final status.
-    pub(super) async fn release(&mut self) -> Result<Next, Halt> {
+    pub(super) async fn release(&mut self) -> Result<NextPass, Halt> {
         let pass = self.tracker.look(true).await?;
         self.tracker.report_terminating(&pass, |_| {});
         self.tracker.view.decided(vec!["remove volumes and cgroup".to_owned()], &pass.runtime);
@@ -136,12 +136,16 @@ impl Termination<'_> {
                 termination.finished = true;
             }
         });
-        Ok(Next::Advance)
+        Ok(NextPass::Advance)
     }
 
     /// Removes the rest of a pod that has terminated from the node, once its source and the API server no
     /// longer need it.
-    pub(super) async fn finish(&mut self, is_clean: bool, rejected: Option<Rejection>) -> Result<Next, Halt> {
+    pub(super) async fn finish(
+        &mut self,
+        is_clean: bool,
+        rejected: Option<Rejection>,
+    ) -> Result<NextPass, Halt> {
         if let Some(status) = self.tracker.record.status.as_deref().cloned() {
             self.tracker.report(status, true, |_| {});
         }
@@ -164,11 +168,11 @@ impl Termination<'_> {
             FinishedWork::Remove => self.remove().await,
             FinishedWork::Wait(waiting) => {
                 self.tracker.view.wait_for(waiting, None);
-                Ok(Next::Idle(None))
+                Ok(NextPass::Idle(None))
             }
             FinishedWork::CollectDead => {
                 self.removals().collect_dead().await?;
-                Ok(Next::Idle(None))
+                Ok(NextPass::Idle(None))
             }
         }
     }
@@ -183,14 +187,14 @@ impl Termination<'_> {
         }
     }
 
-    async fn remove(&mut self) -> Result<Next, Halt> {
+    async fn remove(&mut self) -> Result<NextPass, Halt> {
         let runtime = self.tracker.observe().await?;
         self.removals().remove_all(&runtime).await?;
         // An interrupted call may still create a sandbox: only a full inspection shows that nothing is left.
         self.tracker.observer.require_full_inspection();
         let left = self.tracker.observe().await?;
         if !left.sandboxes.is_empty() || !left.containers.is_empty() {
-            return Ok(Next::Again);
+            return Ok(NextPass::Again);
         }
         self.remove_directories(&runtime).await?;
         // The restart counts of a pod that its source added again continue from its logs
@@ -199,7 +203,7 @@ impl Termination<'_> {
         if !self.control.pod_workers.read(|workers| workers.is_restart_requested(uid)) {
             self.remove_logs().await;
         }
-        Ok(Next::Advance)
+        Ok(NextPass::Advance)
     }
 
     async fn remove_directories(&self, runtime: &PodRuntime) -> Result<(), Halt> {

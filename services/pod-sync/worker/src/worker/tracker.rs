@@ -71,7 +71,8 @@ impl Tracker {
         desired: watch::Receiver<Desired>,
         record: PodRecord,
     ) -> Self {
-        let (clock, node, reporting) = (&ctx.clock, &ctx.node, &ctx.reporting);
+        let clock = &ctx.clock;
+        let (node, reporting) = (&ctx.node, &ctx.reporting);
         let age = clock.boot().saturating_sub(record.accepted);
         let accepted = clock.wall().checked_sub(age).unwrap_or_else(|_| clock.wall());
         let observer =

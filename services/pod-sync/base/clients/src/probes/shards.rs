@@ -19,7 +19,7 @@ pub(super) enum Place {
     /// The instance probes the pod.
     At(String),
     /// The instance was asked to stop probing the pod and to answer with the final memory.
-    Leaving { from: String, since: Instant },
+    Leaving { instance: String, since: Instant },
 }
 
 impl Place {
@@ -27,14 +27,14 @@ impl Place {
     pub(super) fn instance(&self) -> Option<&str> {
         match self {
             Self::Nowhere => None,
-            Self::At(id) | Self::Leaving { from: id, .. } => Some(id),
+            Self::At(id) | Self::Leaving { instance: id, .. } => Some(id),
         }
     }
 }
 
 /// Change of the assignment of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum AssignmentDecision {
     Stay,
     /// Ask the instance to stop probing the pod and to answer with the final memory.
     Release,
@@ -52,18 +52,20 @@ pub(super) fn decide(
     best: Option<&str>,
     is_live: impl Fn(&str) -> bool,
     now: Instant,
-) -> Step {
+) -> AssignmentDecision {
     match place {
-        Place::Nowhere => best.map_or(Step::Stay, |best| Step::Assign(best.to_owned())),
-        Place::At(id) => match best {
-            Some(best) if best != id && is_live(id) => Step::Release,
-            Some(best) if best != id => Step::Assign(best.to_owned()),
-            Some(_) | None => Step::Stay,
-        },
-        Place::Leaving { from, since } if now.saturating_duration_since(*since) >= ABSENCE_LIMIT => {
-            Step::Assign(best.unwrap_or(from).to_owned())
+        Place::Nowhere => {
+            best.map_or(AssignmentDecision::Stay, |best| AssignmentDecision::Assign(best.to_owned()))
         }
-        Place::Leaving { .. } => Step::Stay,
+        Place::At(id) => match best {
+            Some(best) if best != id && is_live(id) => AssignmentDecision::Release,
+            Some(best) if best != id => AssignmentDecision::Assign(best.to_owned()),
+            Some(_) | None => AssignmentDecision::Stay,
+        },
+        Place::Leaving { instance, since } if now.saturating_duration_since(*since) >= ABSENCE_LIMIT => {
+            AssignmentDecision::Assign(best.unwrap_or(instance).to_owned())
+        }
+        Place::Leaving { .. } => AssignmentDecision::Stay,
     }
 }
 
@@ -114,10 +116,10 @@ impl Instances {
         self.0.get_mut(id).is_some_and(|i| i.silent.take().is_some())
     }
 
-    /// Records that a health check sent at `asked` has no answer. Returns whether the instance was responsive
-    /// before.
-    pub(super) fn silent(&mut self, id: &str, asked: Instant) -> bool {
-        self.0.get_mut(id).is_some_and(|i| i.silent.replace(i.silent.unwrap_or(asked)).is_none())
+    /// Records that a health check sent at `sent_at` has no answer. Returns whether the instance was
+    /// responsive before.
+    pub(super) fn silent(&mut self, id: &str, sent_at: Instant) -> bool {
+        self.0.get_mut(id).is_some_and(|i| i.silent.replace(i.silent.unwrap_or(sent_at)).is_none())
     }
 
     /// Returns whether an instance may have pods.
@@ -162,24 +164,24 @@ mod tests {
         Place::At(id.to_owned())
     }
 
-    fn assign(id: &str) -> Step {
-        Step::Assign(id.to_owned())
+    fn assign(id: &str) -> AssignmentDecision {
+        AssignmentDecision::Assign(id.to_owned())
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_pod_moves_from_a_live_instance_by_release_and_from_a_dead_one_at_once() {
         let now = Instant::now() + Duration::from_secs(10);
-        let leaving = |ms| Place::Leaving { from: "a".into(), since: now - Duration::from_millis(ms) };
+        let leaving = |ms| Place::Leaving { instance: "a".into(), since: now - Duration::from_millis(ms) };
         let live = ["a", "b"];
         for (what, place, best, live, want) in [
-            ("no instance yet", Place::Nowhere, None, &[][..], Step::Stay),
+            ("no instance yet", Place::Nowhere, None, &[][..], AssignmentDecision::Stay),
             ("the first instance", Place::Nowhere, Some("a"), &live[..1], assign("a")),
-            ("where it belongs", at("a"), Some("a"), &live[..], Step::Stay),
-            ("another is better", at("a"), Some("b"), &live[..], Step::Release),
+            ("where it belongs", at("a"), Some("a"), &live[..], AssignmentDecision::Stay),
+            ("another is better", at("a"), Some("b"), &live[..], AssignmentDecision::Release),
             ("its instance is away", at("a"), Some("b"), &live[1..], assign("b")),
-            ("there is no other instance", at("a"), None, &[][..], Step::Stay),
-            ("asked just now", leaving(0), Some("b"), &live[..], Step::Stay),
-            ("asked 1.999 s ago", leaving(1999), Some("b"), &live[..], Step::Stay),
+            ("there is no other instance", at("a"), None, &[][..], AssignmentDecision::Stay),
+            ("asked just now", leaving(0), Some("b"), &live[..], AssignmentDecision::Stay),
+            ("asked 1.999 s ago", leaving(1999), Some("b"), &live[..], AssignmentDecision::Stay),
             ("no answer for 2 s", leaving(2000), Some("b"), &live[..], assign("b")),
             ("the better one has gone", leaving(2000), Some("a"), &live[..1], assign("a")),
             ("both have gone", leaving(2000), None, &[][..], assign("a")),

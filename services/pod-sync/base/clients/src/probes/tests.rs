@@ -130,7 +130,7 @@ async fn a_moved_pod_is_released_and_keeps_its_final_memory() {
     probes.result(reported(2, 5));
     // The instance that the pod belongs to is back.
     probes.update_instances(&ids(&["a", "b"]));
-    assert!(matches!(place(&probes, &uid), Place::Leaving { from, .. } if from == other));
+    assert!(matches!(place(&probes, &uid), Place::Leaving { instance, .. } if instance == other));
     assert_eq!(messages(&probes, &other, &mut to_other), ["release 2"]);
     assert_eq!(messages(&probes, &other, &mut to_other), [""; 0], "the release is sent once");
     assert_eq!(

@@ -73,9 +73,9 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
 
 // Returns whether request or limit of one resource differ.
 fn changes(a: &Container, b: &Container, name: &str) -> bool {
-    let of = |l: ResourceList| l.get(name).copied().unwrap_or_default();
-    of(qos::container_limits(a)) != of(qos::container_limits(b))
-        || of(qos::container_requests(a)) != of(qos::container_requests(b))
+    let amount = |l: ResourceList| l.get(name).copied().unwrap_or_default();
+    amount(qos::container_limits(a)) != amount(qos::container_limits(b))
+        || amount(qos::container_requests(a)) != amount(qos::container_requests(b))
 }
 
 fn any_changes(desired: &Pod, allocated: &Pod, name: &str) -> bool {
@@ -135,10 +135,10 @@ impl QueuedResize {
     #[must_use]
     pub fn of(uid: PodUid, desired: &Pod, allocated: &Pod, since: Option<jiff::Timestamp>) -> Self {
         let (old, new) = (qos::pod_requests(allocated), qos::pod_requests(desired));
-        let of = |l: &ResourceList, name: &str| l.get(name).copied().unwrap_or_default();
+        let amount = |l: &ResourceList, name: &str| l.get(name).copied().unwrap_or_default();
         Self {
             uid,
-            increases: ["cpu", "memory"].iter().any(|name| of(&new, name) > of(&old, name)),
+            increases: ["cpu", "memory"].iter().any(|name| amount(&new, name) > amount(&old, name)),
             priority: pod::spec(desired).priority.unwrap_or(0),
             guaranteed: qos::qos_class(desired) == QosClass::Guaranteed,
             since,
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn growth_is_of_requests_of_the_whole_pod() {
-        let of = |before: Value, after: Value| {
+        let queued = |before: Value, after: Value| {
             QueuedResize::of(PodUid::parse("u").unwrap(), &pod(after), &pod(before), None)
         };
         for (name, before, after, want) in [
@@ -272,7 +272,7 @@ mod tests {
             ("less", both("2", "1Gi"), both("1", "1Gi"), false),
             ("only the limit", burstable("1Gi"), burstable("2Gi"), false),
         ] {
-            assert_eq!(of(before, after).increases, want, "{name}");
+            assert_eq!(queued(before, after).increases, want, "{name}");
         }
     }
 }

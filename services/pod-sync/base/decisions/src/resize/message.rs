@@ -43,11 +43,11 @@ fn summaries(containers: &[Container]) -> Vec<ContainerSummary<'_>> {
 /// Returns `Pod resize <what>: <summary>`. `what` is `started`, `completed`, `error`, or the reason of
 /// PodResizePending.
 #[must_use]
-pub fn resize_message(what: &str, of: &Pod, generation: Option<i64>, error: &str) -> String {
+pub fn resize_message(what: &str, pod: &Pod, generation: Option<i64>, error: &str) -> String {
     let summary = Summary {
-        resources: pod::spec(of).resources.as_ref(),
-        init_containers: summaries(pod::init_containers(of)),
-        containers: summaries(&pod::spec(of).containers),
+        resources: pod::spec(pod).resources.as_ref(),
+        init_containers: summaries(pod::init_containers(pod)),
+        containers: summaries(&pod::spec(pod).containers),
         generation: generation.filter(|g| *g > 0),
         error,
     };

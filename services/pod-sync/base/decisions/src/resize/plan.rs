@@ -43,9 +43,10 @@ pub enum ResizePolicy {
 
 /// Returns the resize policy of a container for a resource.
 #[must_use]
-pub fn resize_policy(container: &SpecContainer, of: Resource) -> ResizePolicy {
+pub fn resize_policy(container: &SpecContainer, resource: Resource) -> ResizePolicy {
     let policies = container.resize_policy.iter().flatten();
-    match policies.filter(|p| p.resource_name == of.as_str()).map(|p| p.restart_policy.as_str()).next() {
+    match policies.filter(|p| p.resource_name == resource.as_str()).map(|p| p.restart_policy.as_str()).next()
+    {
         Some("RestartContainer") => ResizePolicy::RestartContainer,
         Some(_) | None => ResizePolicy::NotRequired,
     }
@@ -59,10 +60,10 @@ pub struct RequestAndLimit {
 }
 
 impl RequestAndLimit {
-    fn of(resources: Option<&ResourceRequirements>, of: Resource) -> Self {
+    fn of(resources: Option<&ResourceRequirements>, resource: Resource) -> Self {
         let amount = |list: Option<&std::collections::BTreeMap<String, ApiQuantity>>| {
-            let q = Quantity::of(list?.get(of.as_str())?);
-            Some(match of {
+            let q = Quantity::of(list?.get(resource.as_str())?);
+            Some(match resource {
                 Resource::Memory => q.value(),
                 Resource::Cpu => q.milli_value(),
             })
@@ -77,10 +78,10 @@ impl RequestAndLimit {
     fn with_level(
         own: Option<&ResourceRequirements>,
         level: Option<&ResourceRequirements>,
-        of: Resource,
+        resource: Resource,
     ) -> Self {
-        let own = Self::of(own, of);
-        Self { limit: own.limit.or(Self::of(level, of).limit), ..own }
+        let own = Self::of(own, resource);
+        Self { limit: own.limit.or(Self::of(level, resource).limit), ..own }
     }
 
     // The runtime does not distinguish zero from not set.
@@ -96,8 +97,8 @@ impl RequestAndLimit {
     }
 
     /// Writes these amounts to a container's resources.
-    pub fn write(self, resources: &mut ResourceRequirements, of: Resource) {
-        let quantity = |amount: i64| match of {
+    pub fn write(self, resources: &mut ResourceRequirements, resource: Resource) {
+        let quantity = |amount: i64| match resource {
             Resource::Memory => Quantity::from_units(amount, Format::Binary),
             Resource::Cpu => Quantity::from_milli(amount),
         };
@@ -105,7 +106,7 @@ impl RequestAndLimit {
             match amount {
                 Some(amount) => {
                     let list = list.get_or_insert_default();
-                    let slot = list.entry(of.as_str().to_owned()).or_default();
+                    let slot = list.entry(resource.as_str().to_owned()).or_default();
                     // An equal amount keeps the spelling of the spec.
                     if Quantity::of(slot) != quantity(amount) || slot.0.is_empty() {
                         *slot = quantity(amount).to_api();
@@ -113,7 +114,7 @@ impl RequestAndLimit {
                 }
                 None => {
                     if let Some(list) = list.as_mut() {
-                        list.remove(of.as_str());
+                        list.remove(resource.as_str());
                     }
                 }
             }
@@ -191,20 +192,20 @@ fn changed(
     let had = actuated.and_then(|a| a.pod_level.as_ref());
     let level = pod::spec(pod).resources.as_ref();
     [Resource::Memory, Resource::Cpu].into_iter().filter_map(move |resource| {
-        let to = RequestAndLimit::with_level(container.resources.as_ref(), level, resource);
-        let from = match record {
+        let allocated = RequestAndLimit::with_level(container.resources.as_ref(), level, resource);
+        let current = match record {
             Some(record) => RequestAndLimit::with_level(Some(record), had, resource),
-            None => reported(running, resource, to),
+            None => reported(running, resource, allocated),
         };
-        to.differs(from).then_some((resource, from, to))
+        allocated.differs(current).then_some((resource, current, allocated))
     })
 }
 
 // Returns the amounts that the runtime reports, unless they are equal to `wanted` after the runtime's
 // rounding.
-fn reported(running: &Container, of: Resource, wanted: RequestAndLimit) -> RequestAndLimit {
+fn reported(running: &Container, resource: Resource, wanted: RequestAndLimit) -> RequestAndLimit {
     let Some(actual) = running.resources else { return wanted };
-    match of {
+    match resource {
         Resource::Memory => match actual.memory_limit_bytes {
             0 => wanted,
             bytes => RequestAndLimit { limit: Some(bytes).filter(|b| *b > 0), ..wanted },
@@ -239,8 +240,13 @@ pub(crate) fn plan_container(
         actions.pod = true;
         return ContainerChange::Restart;
     }
-    for (resource, from, to) in all {
-        let update = ContainerUpdate { id: running.id.clone(), name: container.name.clone(), from, to };
+    for (resource, current, allocated) in all {
+        let update = ContainerUpdate {
+            id: running.id.clone(),
+            name: container.name.clone(),
+            from: current,
+            to: allocated,
+        };
         actions.add(resource, update);
     }
     ContainerChange::InPlace
@@ -253,21 +259,21 @@ pub(crate) fn plan_container(
 pub fn actuated_resources(
     own: &SpecContainer,
     update: &ContainerUpdate,
-    of: Resource,
+    resource: Resource,
     actuated: Option<&PodResources>,
 ) -> (ResourceRequirements, ResourceRequirements) {
     let record = actuated.and_then(|a| a.containers.get(&own.name)).or(own.resources.as_ref());
     let mut kept = record.cloned().unwrap_or_default();
-    RequestAndLimit::of(own.resources.as_ref(), of).write(&mut kept, of);
+    RequestAndLimit::of(own.resources.as_ref(), resource).write(&mut kept, resource);
     let mut sent = kept.clone();
-    let other = match of {
+    let other = match resource {
         Resource::Memory => Resource::Cpu,
         Resource::Cpu => Resource::Memory,
     };
     if let Some(had) = actuated.and_then(|a| a.pod_level.as_ref()) {
         RequestAndLimit::with_level(Some(&kept), Some(had), other).write(&mut sent, other);
     }
-    update.to.write(&mut sent, of);
+    update.to.write(&mut sent, resource);
     (sent, kept)
 }
 
@@ -277,10 +283,10 @@ pub fn actuated_resources(
 pub fn actuated_pod_level(
     had: Option<ResourceRequirements>,
     own: Option<&ResourceRequirements>,
-    of: Resource,
+    resource: Resource,
 ) -> ResourceRequirements {
     let mut has = had.unwrap_or_default();
-    RequestAndLimit::of(own, of).write(&mut has, of);
+    RequestAndLimit::of(own, resource).write(&mut has, resource);
     has
 }
 
@@ -351,8 +357,8 @@ pub fn resize_steps(resource: Resource, now: &CgroupState, wanted: &PodCgroup) -
 /// Returns containers whose memory limit decreases, with the new limit. Their memory usage must be known.
 pub fn memory_limit_decreases(updates: &[ContainerUpdate]) -> impl Iterator<Item = (&ContainerUpdate, i64)> {
     updates.iter().filter_map(|u| {
-        let to = u.to.limit.filter(|l| *l > 0)?;
-        u.from.limit.filter(|l| *l > 0).is_none_or(|from| to < from).then_some((u, to))
+        let limit = u.to.limit.filter(|l| *l > 0)?;
+        u.from.limit.filter(|l| *l > 0).is_none_or(|current| limit < current).then_some((u, limit))
     })
 }
 

@@ -31,8 +31,8 @@ pub struct StartBackoff {
 /// Delayed starts, by container name.
 pub type StartBackoffs = BTreeMap<String, StartBackoff>;
 
-fn later(now: jiff::Timestamp, by: Duration) -> Option<jiff::Timestamp> {
-    now.checked_add(jiff::SignedDuration::try_from(by).ok()?).ok()
+fn later(now: jiff::Timestamp, wait: Duration) -> Option<jiff::Timestamp> {
+    now.checked_add(jiff::SignedDuration::try_from(wait).ok()?).ok()
 }
 
 /// Returns the first thing that the pod waits for, in the order of its life cycle. `None` for a pod in a

@@ -165,7 +165,7 @@ pub enum Work {
 
 /// Outcome of a piece of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum WorkOutcome {
     /// The phase is complete: the next phase follows, or the pod is forgotten.
     Advance,
     /// An action was executed: run again at once.
@@ -242,7 +242,7 @@ pub enum Input {
     /// The worker's sync reached the runtime and is no longer cancelled.
     RuntimeReached(PodUid),
     /// The worker finished its work.
-    Done { uid: PodUid, outcome: Outcome },
+    Done { uid: PodUid, outcome: WorkOutcome },
     /// The worker exited unexpectedly.
     WorkerExited(PodUid),
 }
@@ -399,11 +399,11 @@ impl Rule {
     ];
 }
 
-/// Result of a step.
+/// Changes of the workers that one input caused.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Step {
+pub struct WorkerTransition {
     pub effects: Vec<Effect>,
-    /// Transitions that were taken.
+    /// Rules that were applied, in order.
     pub rules: Vec<Rule>,
 }
 
@@ -453,17 +453,6 @@ enum OrphanState {
     RuntimeOnly,
 }
 
-/// When logs and dead containers of the pod may be removed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum ContentRemoval {
-    /// Not while the API server has the pod.
-    Never,
-    /// Once the pod has terminated: it is deleted or has no source.
-    OnceTerminated,
-    /// At once: the pod is evicted.
-    AtOnce,
-}
-
 /// State of one pod (`pkg/kubelet: podSyncStatus`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PodSyncStatus {
@@ -473,7 +462,6 @@ struct PodSyncStatus {
     started: bool,
     orphan: OrphanState,
     source: SourceState,
-    content: ContentRemoval,
     busy: Option<InFlightWork>,
     // Interrupted passes in a row.
     interruptions: u32,
@@ -488,7 +476,6 @@ impl PodSyncStatus {
             started: false,
             orphan: OrphanState::NotFound,
             source: SourceState::Present,
-            content: ContentRemoval::Never,
             busy: None,
             interruptions: 0,
             waiters: Vec::new(),
@@ -501,13 +488,6 @@ impl PodSyncStatus {
 
     fn is_runtime_only(&self) -> bool {
         self.orphan == OrphanState::RuntimeOnly
-    }
-
-    // Allows the removal of logs and dead containers, if `is_allowed`. It is never revoked.
-    fn allow_removal(&mut self, content: ContentRemoval, is_allowed: bool) {
-        if is_allowed {
-            self.content = self.content.max(content);
-        }
     }
 
     // Sets the progress of the termination, if there is one.

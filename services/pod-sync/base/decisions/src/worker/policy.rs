@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use quintlet_model::ids::PodUid;
 
-use super::{Outcome, Termination, WorkerPhase, jitter};
+use super::{Termination, WorkOutcome, WorkerPhase, jitter};
 use crate::grace::{self, EffectiveGrace, PodGrace};
 use crate::sync::{FullNameWaiter, static_pod_may_start};
 
@@ -77,19 +77,19 @@ pub(super) fn knows(ids: &[String], made: &[String]) -> bool {
 }
 
 /// Returns the wait after an outcome. `interruptions`: number of interrupted passes in a row before it.
-pub(super) fn wait(outcome: Outcome, interruptions: u32, resync: Duration, chance: f64) -> Duration {
+pub(super) fn wait(outcome: WorkOutcome, interruptions: u32, resync: Duration, chance: f64) -> Duration {
     match outcome {
-        Outcome::Advance | Outcome::Requeue => Duration::ZERO,
-        Outcome::Idle(within) => {
+        WorkOutcome::Advance | WorkOutcome::Requeue => Duration::ZERO,
+        WorkOutcome::Idle(within) => {
             let resync = jitter(resync, chance);
             within.map_or(resync, |w| w.min(resync))
         }
-        Outcome::NetworkNotReady => jitter(NETWORK_WAIT, chance),
-        Outcome::Failed(after) => after.unwrap_or_else(|| jitter(ERROR_WAIT, chance)),
-        Outcome::Interrupted => INTERRUPTED_FIRST_WAIT
+        WorkOutcome::NetworkNotReady => jitter(NETWORK_WAIT, chance),
+        WorkOutcome::Failed(after) => after.unwrap_or_else(|| jitter(ERROR_WAIT, chance)),
+        WorkOutcome::Interrupted => INTERRUPTED_FIRST_WAIT
             .saturating_mul(2_u32.saturating_pow(interruptions))
             .min(INTERRUPTED_LONGEST_WAIT),
         // If no change follows, a cancelled pass is retried like a failed one.
-        Outcome::Cancelled => jitter(ERROR_WAIT, chance),
+        WorkOutcome::Cancelled => jitter(ERROR_WAIT, chance),
     }
 }

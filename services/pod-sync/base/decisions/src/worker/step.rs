@@ -10,9 +10,9 @@ use super::policy;
 #[cfg(test)]
 use super::tests::faulty_policy as policy;
 use super::{
-    ContentRemoval, Effect, FullNameQueue, FullNameWaiter, InFlightWork, Input, KillPodOptions, NAME_WAIT,
-    ORPHAN_GRACE, OrphanState, Outcome, PodFacts, PodGrace, PodSyncStatus, PodSyncStatuses, Rule,
-    SourceState, Step, SyncPodType, Termination, TerminationCause, TerminationProgress, Work, WorkerPhase,
+    Effect, FullNameQueue, FullNameWaiter, InFlightWork, Input, KillPodOptions, NAME_WAIT, ORPHAN_GRACE,
+    OrphanState, PodFacts, PodGrace, PodSyncStatus, PodSyncStatuses, Rule, SourceState, SyncPodType,
+    Termination, TerminationCause, TerminationProgress, Work, WorkOutcome, WorkerPhase, WorkerTransition,
     jitter,
 };
 
@@ -31,8 +31,8 @@ impl PodSyncStatuses {
     }
 
     /// Applies an input. `now` is CLOCK_BOOTTIME, `chance` is in `[0, 1)`.
-    pub fn step(&mut self, input: Input, now: Duration, chance: f64) -> Step {
-        let mut out = Step::default();
+    pub fn step(&mut self, input: Input, now: Duration, chance: f64) -> WorkerTransition {
+        let mut out = WorkerTransition::default();
         let at = At { now, chance };
         match input {
             Input::Update { uid, facts, kind, quiet } => {
@@ -65,7 +65,7 @@ impl PodSyncStatuses {
         out
     }
 
-    fn add(&mut self, uid: &PodUid, state: PodSyncStatus, out: &mut Step) {
+    fn add(&mut self, uid: &PodUid, state: PodSyncStatus, out: &mut WorkerTransition) {
         if state.facts.is_static && !state.started {
             self.name_queue.join(&state.facts.full_name, uid);
         }
@@ -81,14 +81,13 @@ impl PodSyncStatuses {
         kind: SyncPodType,
         quiet: bool,
         at: At,
-        out: &mut Step,
+        out: &mut WorkerTransition,
     ) {
         if !self.pods.contains_key(&uid) {
             let mut state = PodSyncStatus::new(facts.clone());
             if facts.terminal && quiet {
                 // Only its remains have to be removed.
                 state.started = true;
-                state.allow_removal(ContentRemoval::OnceTerminated, facts.deleted);
                 let mut termination = begin(TerminationCause::Completed, facts.grace, None, at.now);
                 termination.progress = TerminationProgress::Stopped;
                 state.termination = Some(termination);
@@ -115,7 +114,6 @@ impl PodSyncStatuses {
         };
         if state.phase() >= WorkerPhase::Terminated {
             // A deletion still has to be reported in the status.
-            state.allow_removal(ContentRemoval::OnceTerminated, facts.deleted);
             state.facts = facts;
             match kill.and_then(|k| k.waiter) {
                 Some(waiter) => {
@@ -156,13 +154,12 @@ impl PodSyncStatuses {
         }
     }
 
-    fn remove(&mut self, uid: &PodUid, at: At, out: &mut Step) {
+    fn remove(&mut self, uid: &PodUid, at: At, out: &mut WorkerTransition) {
         let Some(state) = self.pods.get_mut(uid) else {
             out.rules.push(Rule::RemoveOfUnknown);
             return;
         };
         state.source = SourceState::Removed;
-        state.allow_removal(ContentRemoval::OnceTerminated, true);
         if state.termination.is_some() {
             if state.termination.as_ref().is_some_and(|e| e.cause == TerminationCause::Completed)
                 && let Some(termination) = state.termination.as_mut()
@@ -177,7 +174,7 @@ impl PodSyncStatuses {
     }
 
     // The worker exists to keep the status until the pod is deleted.
-    fn refuse(&mut self, uid: &PodUid, at: At, out: &mut Step) {
+    fn refuse(&mut self, uid: &PodUid, at: At, out: &mut WorkerTransition) {
         let Some(state) = self.pods.get_mut(uid) else { return };
         if state.termination.is_some() {
             return;
@@ -190,13 +187,12 @@ impl PodSyncStatuses {
         self.free_name(uid, out);
     }
 
-    fn orphan(&mut self, uid: PodUid, full_name: String, at: At, out: &mut Step) {
+    fn orphan(&mut self, uid: PodUid, full_name: String, at: At, out: &mut WorkerTransition) {
         let Some(state) = self.pods.get_mut(&uid) else {
             let grace = PodGrace { deletion: Some(ORPHAN_GRACE), termination: None };
             let mut state = PodSyncStatus::new(PodFacts { full_name, grace, ..PodFacts::default() });
             state.orphan = OrphanState::RuntimeOnly;
             state.source = SourceState::Removed;
-            state.allow_removal(ContentRemoval::OnceTerminated, true);
             state.termination = Some(begin(TerminationCause::Removed, grace, None, at.now));
             out.rules.push(Rule::OrphanOfUnknown);
             return self.add(&uid, state, out);
@@ -209,7 +205,6 @@ impl PodSyncStatuses {
             wake(state, &uid, out);
             return;
         }
-        state.allow_removal(ContentRemoval::OnceTerminated, true);
         end(state, &uid, TerminationCause::Removed, Rule::TerminatesKnownOrphan, None, at, out);
     }
 
@@ -219,7 +214,7 @@ impl PodSyncStatuses {
         facts: PodFacts,
         termination: Option<Termination>,
         started: bool,
-        out: &mut Step,
+        out: &mut WorkerTransition,
     ) {
         let mut state = PodSyncStatus::new(facts);
         // A terminating pod had started: a pod that never started is not recorded as terminating.
@@ -229,8 +224,6 @@ impl PodSyncStatuses {
         if is_removed {
             state.source = SourceState::Removed;
         }
-        state.allow_removal(ContentRemoval::OnceTerminated, state.facts.deleted || is_removed);
-        state.allow_removal(ContentRemoval::AtOnce, cause == Some(TerminationCause::Evicted));
         // The previous process had taken up the termination.
         state.termination =
             termination.map(|t| Termination { progress: t.progress.max(TerminationProgress::Stopping), ..t });
@@ -245,7 +238,7 @@ impl PodSyncStatuses {
         self.add(&uid, state, out);
     }
 
-    fn known(&mut self, desired: &BTreeSet<PodUid>, at: At, out: &mut Step) {
+    fn known(&mut self, desired: &BTreeSet<PodUid>, at: At, out: &mut WorkerTransition) {
         self.synced = true;
         let uids: Vec<PodUid> = self.pods.keys().cloned().collect();
         for uid in uids {
@@ -257,7 +250,6 @@ impl PodSyncStatuses {
             }
             let was_removed = state.source.was_removed();
             state.source = SourceState::Removed;
-            state.allow_removal(ContentRemoval::OnceTerminated, true);
             if state.phase() == WorkerPhase::Finished {
                 out.rules.push(Rule::SyncReleasesFinished);
                 if !was_removed {
@@ -277,7 +269,7 @@ impl PodSyncStatuses {
         }
     }
 
-    fn take(&mut self, uid: PodUid, at: At, out: &mut Step) {
+    fn take(&mut self, uid: PodUid, at: At, out: &mut WorkerTransition) {
         let Some(state) = self.pods.get_mut(&uid) else {
             out.rules.push(Rule::TakeOfUnknown);
             out.effects.push(Effect::Forget(uid));
@@ -310,7 +302,7 @@ impl PodSyncStatuses {
     }
 
     // Returns false if the pod does not start now; the effects say what happens instead.
-    fn starts(&mut self, uid: &PodUid, at: At, out: &mut Step) -> bool {
+    fn starts(&mut self, uid: &PodUid, at: At, out: &mut WorkerTransition) -> bool {
         let Some(state) = self.pods.get(uid) else { return false };
         let name = state.facts.full_name.clone();
         if !state.facts.is_static {
@@ -353,7 +345,7 @@ impl PodSyncStatuses {
         true
     }
 
-    fn done(&mut self, uid: PodUid, outcome: Outcome, at: At, out: &mut Step) {
+    fn done(&mut self, uid: PodUid, outcome: WorkOutcome, at: At, out: &mut WorkerTransition) {
         let resync = self.resync;
         let Some(state) = self.pods.get_mut(&uid) else {
             out.rules.push(Rule::DoneOfUnknown);
@@ -364,19 +356,19 @@ impl PodSyncStatuses {
             out.rules.push(Rule::DoneOfUnknown);
             return;
         };
-        let interruptions = if outcome == Outcome::Interrupted { state.interruptions } else { 0 };
+        let interruptions = if outcome == WorkOutcome::Interrupted { state.interruptions } else { 0 };
         state.interruptions =
-            if outcome == Outcome::Interrupted { interruptions.saturating_add(1) } else { 0 };
-        if outcome == Outcome::Advance {
+            if outcome == WorkOutcome::Interrupted { interruptions.saturating_add(1) } else { 0 };
+        if outcome == WorkOutcome::Advance {
             return self.advance(uid, busy.phase, at, out);
         }
         out.rules.push(match outcome {
-            Outcome::Advance | Outcome::Requeue => Rule::DoneRequeue,
-            Outcome::Idle(_) => Rule::DoneIdle,
-            Outcome::NetworkNotReady => Rule::DoneNetwork,
-            Outcome::Failed(_) => Rule::DoneFailed,
-            Outcome::Interrupted => Rule::DoneInterrupted,
-            Outcome::Cancelled => Rule::DoneCancelled,
+            WorkOutcome::Advance | WorkOutcome::Requeue => Rule::DoneRequeue,
+            WorkOutcome::Idle(_) => Rule::DoneIdle,
+            WorkOutcome::NetworkNotReady => Rule::DoneNetwork,
+            WorkOutcome::Failed(_) => Rule::DoneFailed,
+            WorkOutcome::Interrupted => Rule::DoneInterrupted,
+            WorkOutcome::Cancelled => Rule::DoneCancelled,
         });
         let wait = if busy.superseded {
             out.rules.push(Rule::DoneSuperseded);
@@ -387,27 +379,26 @@ impl PodSyncStatuses {
         out.effects.push(Effect::Wait(uid, wait));
     }
 
-    fn advance(&mut self, uid: PodUid, from: WorkerPhase, at: At, out: &mut Step) {
+    fn advance(&mut self, uid: PodUid, phase: WorkerPhase, at: At, out: &mut WorkerTransition) {
         let Some(state) = self.pods.get_mut(&uid) else { return };
-        if from == WorkerPhase::Finished || (state.is_runtime_only() && from == WorkerPhase::Terminating) {
+        if phase == WorkerPhase::Finished || (state.is_runtime_only() && phase == WorkerPhase::Terminating) {
             out.rules.push(if state.is_runtime_only() { Rule::OrphanStopped } else { Rule::PodForgotten });
             return self.forget(&uid, out);
         }
         if state.termination.is_none() {
             // Neither deleted nor killed: its phase became terminal.
             let mut termination = begin(TerminationCause::Completed, state.facts.grace, None, at.now);
-            state.allow_removal(ContentRemoval::OnceTerminated, state.facts.deleted);
             termination.progress = TerminationProgress::Stopping;
             state.termination = Some(termination);
             out.rules.push(Rule::SyncCompleted);
-        } else if from > WorkerPhase::Sync {
-            let next = policy::next_phase(from);
+        } else if phase > WorkerPhase::Sync {
+            let next = policy::next_phase(phase);
             state.set_progress(match next {
                 WorkerPhase::Sync | WorkerPhase::Terminating => TerminationProgress::Stopping,
                 WorkerPhase::Terminated => TerminationProgress::Stopped,
                 WorkerPhase::Finished => TerminationProgress::Finished,
             });
-            out.rules.push(match from {
+            out.rules.push(match phase {
                 WorkerPhase::Sync | WorkerPhase::Terminating => Rule::ContainersStopped,
                 WorkerPhase::Terminated | WorkerPhase::Finished => Rule::PodTornDown,
             });
@@ -423,14 +414,14 @@ impl PodSyncStatuses {
         out.effects.push(Effect::Wait(uid, Duration::ZERO));
     }
 
-    fn stopped(&mut self, uid: &PodUid, out: &mut Step) {
+    fn stopped(&mut self, uid: &PodUid, out: &mut WorkerTransition) {
         let waiters = self.pods.get_mut(uid).map(|s| std::mem::take(&mut s.waiters)).unwrap_or_default();
         if !waiters.is_empty() {
             out.effects.push(Effect::NotifyStopped(uid.clone(), waiters));
         }
     }
 
-    fn free_name(&mut self, uid: &PodUid, out: &mut Step) {
+    fn free_name(&mut self, uid: &PodUid, out: &mut WorkerTransition) {
         let Some(name) = self.pods.get(uid).map(|s| s.facts.full_name.clone()) else { return };
         if self.name_queue.free(&name, uid) {
             out.rules.push(Rule::NameFreed);
@@ -441,7 +432,7 @@ impl PodSyncStatuses {
         }
     }
 
-    fn forget(&mut self, uid: &PodUid, out: &mut Step) {
+    fn forget(&mut self, uid: &PodUid, out: &mut WorkerTransition) {
         self.stopped(uid, out);
         self.free_name(uid, out);
         let Some(state) = self.pods.remove(uid) else { return };
@@ -474,11 +465,9 @@ fn end(
     rule: Rule,
     kill: Option<KillPodOptions>,
     at: At,
-    out: &mut Step,
+    out: &mut WorkerTransition,
 ) {
     let wanted = kill.as_ref().and_then(|k| k.grace);
-    state.allow_removal(ContentRemoval::OnceTerminated, cause == TerminationCause::Deleted);
-    state.allow_removal(ContentRemoval::AtOnce, kill.as_ref().is_some_and(|k| k.evict));
     match state.termination.as_mut() {
         None => {
             let mut termination = begin(cause, state.facts.grace, wanted, at.now);
@@ -505,7 +494,7 @@ fn end(
     wake(state, uid, out);
 }
 
-fn shorten(state: &mut PodSyncStatus, uid: &PodUid, wanted: Option<i64>, at: At, out: &mut Step) {
+fn shorten(state: &mut PodSyncStatus, uid: &PodUid, wanted: Option<i64>, at: At, out: &mut WorkerTransition) {
     let Some(termination) = state.termination.as_mut() else { return };
     let effective = policy::grace(termination.grace_seconds, state.facts.grace, wanted);
     if !effective.shortened {
@@ -518,7 +507,7 @@ fn shorten(state: &mut PodSyncStatus, uid: &PodUid, wanted: Option<i64>, at: At,
     cancel(state, uid, false, true, out);
 }
 
-fn cancel(state: &PodSyncStatus, uid: &PodUid, begins: bool, shortened: bool, out: &mut Step) {
+fn cancel(state: &PodSyncStatus, uid: &PodUid, begins: bool, shortened: bool, out: &mut WorkerTransition) {
     let Some(busy) = state.busy.as_ref() else { return };
     match busy.phase {
         WorkerPhase::Sync if policy::cancels(!busy.cancellable, begins, shortened) => {
@@ -536,7 +525,7 @@ fn cancel(state: &PodSyncStatus, uid: &PodUid, begins: bool, shortened: bool, ou
     }
 }
 
-fn wake(state: &mut PodSyncStatus, uid: &PodUid, out: &mut Step) {
+fn wake(state: &mut PodSyncStatus, uid: &PodUid, out: &mut WorkerTransition) {
     if let Some(busy) = state.busy.as_mut() {
         busy.superseded = true;
     }

@@ -28,7 +28,7 @@ pub(super) fn forbidden(pod: &Pod, view: &NodeView<'_>) -> Option<String> {
     let host_ipc = spec.host_ipc.unwrap_or(false);
     for sysctl in spec.security_context.iter().flat_map(|s| s.sysctls.iter().flatten()) {
         let name = normal_sysctl(&sysctl.name);
-        let safe = SAFE_SYSCTLS.iter().any(|(n, from)| *n == name && view.kernel >= *from);
+        let safe = SAFE_SYSCTLS.iter().any(|(n, since)| *n == name && view.kernel >= *since);
         let allowed = view.allowed_sysctls.iter().any(|pattern| {
             let pattern = normal_sysctl(pattern);
             match pattern.strip_suffix('*') {

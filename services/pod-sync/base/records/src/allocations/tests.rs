@@ -180,14 +180,14 @@ fn resizes_are_counted_by_state() {
     all.metrics.pending = Family::default();
     all.metrics.in_progress = Gauge::default();
     let counted = || {
-        let of = |label| {
+        let pending = |label| {
             let labels = |bucket| [("reason", label), ("priority_bucket", bucket)];
             PRIORITY_BUCKETS
                 .map(|bucket| all.metrics.pending.get_or_create(&labels(bucket)).get())
                 .iter()
                 .sum::<i64>()
         };
-        (of("deferred"), of("infeasible"), all.metrics.in_progress.get())
+        (pending("deferred"), pending("infeasible"), all.metrics.in_progress.get())
     };
     let now = jiff::Timestamp::UNIX_EPOCH;
     let wait = |name: &str, reason| {

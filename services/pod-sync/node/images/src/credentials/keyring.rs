@@ -14,6 +14,7 @@ use pod_sync_node_decisions::image_name::{DEFAULT_DOMAIN, LEGACY_DEFAULT_DOMAIN,
 /// Credentials for a registry.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential {
+    /// User name; empty for a token alone.
     pub username: String,
     /// Password or token.
     pub password: String,
@@ -43,8 +44,14 @@ impl fmt::Debug for Credential {
 /// A Docker configuration is malformed. The message contains no part of the credentials.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidDockerConfig {
+    /// The text is no JSON, or has other fields.
     #[error("docker config is malformed at line {line} column {column}")]
-    Json { line: usize, column: usize },
+    Json {
+        /// Line of the error, from 1.
+        line: usize,
+        /// Column of the error, from 1.
+        column: usize,
+    },
     /// `auth` of this registry is not `base64(username:password)`.
     #[error("unable to parse auth field of {0:?}, must be formatted as base64(username:password)")]
     Auth(String),
@@ -125,6 +132,7 @@ pub struct Keyring<T = Credential> {
 }
 
 impl<T: Clone> Keyring<T> {
+    /// Builds a keyring from registries with their credentials.
     #[must_use]
     pub fn new(entries: Entries<T>) -> Self {
         let mut by_key: BTreeMap<String, Vec<T>> = BTreeMap::new();

@@ -33,6 +33,7 @@ pub struct Credentials {
     tokens: TokenCache,
 }
 
+/// The content of an image pull secret cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("image pull secret {name:?}: {problem}")]
 pub struct InvalidPullSecret {
@@ -153,7 +154,9 @@ impl Credentials {
 /// A credential and its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PresentedCredential {
+    /// User name and password for the registry.
     pub credential: Credential,
+    /// Source of the credential, whose owner may use an image that was pulled with it.
     pub owner: CredentialSource,
 }
 

@@ -212,7 +212,7 @@ async fn volumes_of_a_target_share_a_session_which_ends_with_the_last_volume() {
     assert_eq!(fs::read_to_string(machine.at("sys/class/scsi_host/host7/scan")).unwrap(), "0 0 0");
 
     let device = attach(&mounter, &block).await.unwrap();
-    mounter.map(&block, device.as_deref(), &uid(2)).await.unwrap();
+    BlockMapper::of(&mounter).map(&block, device.as_deref(), &uid(2)).await.unwrap();
     assert_eq!(with(&machine.calls(), "--login"), 0, "the session exists");
     assert_eq!(fs::read_to_string(machine.at("sys/class/scsi_host/host7/scan")).unwrap(), "0 0 1");
     let link = mounter.paths().host_path(&block, &uid(2)).unwrap();
@@ -246,7 +246,10 @@ async fn volumes_of_a_target_share_a_session_which_ends_with_the_last_volume() {
     assert!(machine.is_deleted("sd0") && !machine.is_deleted("sd1") && !global.exists());
 
     assert!(detach(&mounter, &block).await.is_err(), "a pod has the device");
-    mounter.unmap(Plugin::Iscsi, &uid(2), "pv-2", Some(&block.device_name())).await.unwrap();
+    BlockMapper::of(&mounter)
+        .unmap(Plugin::Iscsi, &uid(2), "pv-2", Some(&block.device_name()))
+        .await
+        .unwrap();
     detach(&mounter, &block).await.unwrap();
     assert_eq!(
         machine.calls(),
@@ -477,7 +480,10 @@ async fn an_fc_disk_is_searched_by_ports_and_identifiers_and_scanned_for() {
     let text = "fc: no fc disk information found. failed to make a new";
     assert_eq!(mounter.check(&none).await.unwrap_err().to_string(), format!("{text} mounter"));
     let none = Volume { is_block: true, ..none };
-    assert_eq!(mounter.check_block(&none).await.unwrap_err().to_string(), format!("{text} mapper"));
+    assert_eq!(
+        BlockMapper::of(&mounter).check(&none).await.unwrap_err().to_string(),
+        format!("{text} mapper")
+    );
 }
 
 #[tokio::test]
@@ -520,8 +526,8 @@ async fn an_fc_multipath_device_that_is_busy_is_flushed_again_and_its_paths_are_
     let (mounter, disk) = (machine.mounter(), Volume { is_block: true, ..fc(ports(&["5a"])) });
     let device = attach(&mounter, &disk).await.unwrap();
     assert_eq!(device, Some(machine.at("dev/dm-0")));
-    mounter.map(&disk, device.as_deref(), &uid(1)).await.unwrap();
-    mounter.unmap(Plugin::Fc, &uid(1), "pv-1", Some("5a-lun-0")).await.unwrap();
+    BlockMapper::of(&mounter).map(&disk, device.as_deref(), &uid(1)).await.unwrap();
+    BlockMapper::of(&mounter).unmap(Plugin::Fc, &uid(1), "pv-1", Some("5a-lun-0")).await.unwrap();
     machine.set("fail-multipath");
     let error = detach(&mounter, &disk).await.unwrap_err();
     let map = machine.at("dev/dm-0").display().to_string();

@@ -113,14 +113,14 @@ fn a_container_without_a_limit_uses_the_pod_level_limit() {
     let both = with("2", "96Mi", requests());
     let (got, _) = actions(&both, Some(&before), &runtime);
     let container = &pod::spec(&both).containers[0];
-    for (of, update, cpu, memory) in
+    for (resource, update, cpu, memory) in
         [(Resource::Cpu, &got.cpu[0], "2", "64Mi"), (Resource::Memory, &got.memory[0], "1", "96Mi")]
     {
-        let (sent, kept) = actuated_resources(container, update, of, Some(&of_pod(&before)));
+        let (sent, kept) = actuated_resources(container, update, resource, Some(&of_pod(&before)));
         let want = json!({"requests": {"cpu": "50m"}, "limits": {"cpu": cpu, "memory": memory}});
         let sent = serde_json::to_value(sent).unwrap();
-        assert_eq!(sent, want, "{of:?}");
-        assert_eq!(serde_json::to_value(kept).unwrap(), requests(), "{of:?}");
+        assert_eq!(sent, want, "{resource:?}");
+        assert_eq!(serde_json::to_value(kept).unwrap(), requests(), "{resource:?}");
     }
     // The second step uses the record of the first.
     let mut record = of_pod(&before);
@@ -203,11 +203,11 @@ fn the_pods_cgroup_grows_before_its_containers_and_shrinks_after_them() {
 
 #[test]
 fn a_memory_limit_is_not_decreased_below_usage() {
-    let update = |name: &str, from, to| ContainerUpdate {
+    let update = |name: &str, old_limit, new_limit| ContainerUpdate {
         id: quintlet_testkit::pods::id(name),
         name: name.to_owned(),
-        from: RequestAndLimit { limit: from, request: None },
-        to: RequestAndLimit { limit: to, request: None },
+        from: RequestAndLimit { limit: old_limit, request: None },
+        to: RequestAndLimit { limit: new_limit, request: None },
     };
     let group =
         |limit, usage| CgroupState { memory_limit: limit, memory_usage: usage, ..CgroupState::default() };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use quintlet_model::ids::PodUid;
 
-use super::super::{FullNameWaiter, Outcome, PodGrace, Termination, WorkerPhase, policy};
+use super::super::{FullNameWaiter, PodGrace, Termination, WorkOutcome, WorkerPhase, policy};
 use crate::grace::EffectiveGrace;
 
 /// The conditions of the transitions. The default methods are those of the product.
@@ -44,7 +44,7 @@ pub(in super::super) trait Policy {
     fn knows(&self, ids: &[String], made: &[String]) -> bool {
         policy::knows(ids, made)
     }
-    fn wait(&self, outcome: Outcome, interruptions: u32, resync: Duration, chance: f64) -> Duration {
+    fn wait(&self, outcome: WorkOutcome, interruptions: u32, resync: Duration, chance: f64) -> Duration {
         policy::wait(outcome, interruptions, resync, chance)
     }
 }
@@ -115,7 +115,7 @@ pub(in super::super) fn knows(ids: &[String], made: &[String]) -> bool {
 }
 
 pub(in super::super) fn wait(
-    outcome: Outcome,
+    outcome: WorkOutcome,
     interruptions: u32,
     resync: Duration,
     chance: f64,

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use quintlet_model::ids::PodUid;
 
 use super::super::{
-    Effect, Input, KillPodOptions, Outcome, PodFacts, PodGrace, PodSyncStatuses, Rule, Step, SyncPodType,
-    Termination, Work, WorkerPhase,
+    Effect, Input, KillPodOptions, PodFacts, PodGrace, PodSyncStatuses, Rule, SyncPodType, Termination, Work,
+    WorkOutcome, WorkerPhase, WorkerTransition,
 };
 use super::faulty_policy::{self, Policy};
 use super::invariants::Watcher;
@@ -32,7 +32,7 @@ pub(super) enum HistoryEvent {
     Housekeeping,
     Take(u8),
     Enter(u8),
-    Done(u8, Outcome),
+    Done(u8, WorkOutcome),
     Panic(u8),
     // A worker reports the end of work that it never had.
     Rogue(u8),
@@ -45,13 +45,13 @@ pub(super) fn happens() -> impl Strategy<Value = HistoryEvent> {
     let pod = || 0..PODS;
     let grace = || prop_oneof![Just(None), (0..40_i64).prop_map(Some)];
     let outcome = prop_oneof![
-        4 => Just(Outcome::Advance),
-        1 => Just(Outcome::Requeue),
-        2 => prop_oneof![Just(None), (0..90_u64).prop_map(|s| Some(Duration::from_secs(s)))].prop_map(Outcome::Idle),
-        1 => Just(Outcome::NetworkNotReady),
-        1 => prop_oneof![Just(None), Just(Some(Duration::from_secs(3)))].prop_map(Outcome::Failed),
-        2 => Just(Outcome::Interrupted),
-        1 => Just(Outcome::Cancelled),
+        4 => Just(WorkOutcome::Advance),
+        1 => Just(WorkOutcome::Requeue),
+        2 => prop_oneof![Just(None), (0..90_u64).prop_map(|s| Some(Duration::from_secs(s)))].prop_map(WorkOutcome::Idle),
+        1 => Just(WorkOutcome::NetworkNotReady),
+        1 => prop_oneof![Just(None), Just(Some(Duration::from_secs(3)))].prop_map(WorkOutcome::Failed),
+        2 => Just(WorkOutcome::Interrupted),
+        1 => Just(WorkOutcome::Cancelled),
     ];
     prop_oneof![
         5 => pod().prop_map(HistoryEvent::Add),
@@ -94,7 +94,7 @@ pub(super) struct World {
 }
 
 /// Changes the result of a step, for faults that no single condition can cause.
-pub(super) type Tamper = fn(&mut PodSyncStatuses, &Input, &mut Step);
+pub(super) type Tamper = fn(&mut PodSyncStatuses, &Input, &mut WorkerTransition);
 
 impl World {
     pub(super) fn new() -> Self {
@@ -216,11 +216,11 @@ impl World {
             },
             HistoryEvent::Done(pod, outcome) => {
                 let Some(work) = self.holding.remove(&uid(pod)) else { return Vec::new() };
-                let cannot = outcome == Outcome::Cancelled && !matches!(work, Work::Sync | Work::Terminating)
+                let cannot = outcome == WorkOutcome::Cancelled && !matches!(work, Work::Sync | Work::Terminating)
                     // A pod whose status is still to be reported stays.
-                    || outcome == Outcome::Advance && work == (Work::Finished { clean: false })
+                    || outcome == WorkOutcome::Advance && work == (Work::Finished { clean: false })
                         && self.sources.get(&uid(pod)).is_some_and(|f| !f.deleted);
-                let outcome = if cannot { Outcome::Idle(None) } else { outcome };
+                let outcome = if cannot { WorkOutcome::Idle(None) } else { outcome };
                 self.watcher.ends(&uid(pod), outcome, self.now);
                 let out = self.step(Input::Done { uid: uid(pod), outcome });
                 // Stopped containers and removed volumes are recorded before they are reported.
@@ -238,7 +238,7 @@ impl World {
             },
             HistoryEvent::Rogue(pod) => match self.holding.contains_key(&uid(pod)) {
                 true => Vec::new(),
-                false => self.step(Input::Done { uid: uid(pod), outcome: Outcome::Advance }),
+                false => self.step(Input::Done { uid: uid(pod), outcome: WorkOutcome::Advance }),
             },
             HistoryEvent::Restart => self.restart(),
             HistoryEvent::Time(seconds) => {
@@ -297,7 +297,7 @@ impl World {
         wrong
     }
 
-    fn carry_out(&mut self, step: &Step) {
+    fn carry_out(&mut self, step: &WorkerTransition) {
         for effect in &step.effects {
             match effect {
                 Effect::Work(uid, work) if !matches!(work, Work::WaitForFullName { .. }) => {
@@ -325,8 +325,8 @@ impl World {
             for pod in 0..PODS {
                 wrong.extend(self.happen(&HistoryEvent::Take(pod)));
                 let outcome = match self.holding.get(&uid(pod)) {
-                    Some(Work::Sync) | None => Outcome::Idle(None),
-                    Some(_) => Outcome::Advance,
+                    Some(Work::Sync) | None => WorkOutcome::Idle(None),
+                    Some(_) => WorkOutcome::Advance,
                 };
                 wrong.extend(self.happen(&HistoryEvent::Done(pod, outcome)));
             }

@@ -12,7 +12,8 @@ use std::time::Duration;
 use quintlet_model::ids::PodUid;
 
 use super::super::{
-    Effect, Input, Outcome, PodFacts, PodSyncStatuses, Step, SyncPodType, Termination, Work, WorkerPhase,
+    Effect, Input, PodFacts, PodSyncStatuses, SyncPodType, Termination, Work, WorkOutcome, WorkerPhase,
+    WorkerTransition,
 };
 use super::history::RESYNC;
 
@@ -30,7 +31,7 @@ pub(super) struct Watcher {
     waiting: BTreeMap<u64, PodUid>,
     // Pods with an input that arrived during their work.
     superseded: BTreeSet<PodUid>,
-    last: Option<(PodUid, Outcome, Work)>,
+    last: Option<(PodUid, WorkOutcome, Work)>,
 }
 
 impl Watcher {
@@ -58,7 +59,7 @@ impl Watcher {
         self.ends.clone_from(&self.recorded);
     }
 
-    pub(super) fn ends(&mut self, uid: &PodUid, outcome: Outcome, _now: Duration) {
+    pub(super) fn ends(&mut self, uid: &PodUid, outcome: WorkOutcome, _now: Duration) {
         self.entered.remove(uid);
         if let Some(work) = self.working.remove(uid) {
             self.last = Some((uid.clone(), outcome, work));
@@ -71,7 +72,7 @@ impl Watcher {
         before: &PodSyncStatuses,
         after: &PodSyncStatuses,
         input: &Input,
-        step: &Step,
+        step: &WorkerTransition,
         now: Duration,
         sources: &BTreeMap<PodUid, PodFacts>,
     ) -> Vec<String> {
@@ -94,7 +95,7 @@ impl Watcher {
         before: &PodSyncStatuses,
         after: &PodSyncStatuses,
         input: &Input,
-        step: &Step,
+        step: &WorkerTransition,
         wrong: &mut Vec<String>,
     ) {
         let Some(subject) = subject(input) else { return };
@@ -104,14 +105,14 @@ impl Watcher {
             }
         }
         for effect in &step.effects {
-            let (of, is_wake) = about(effect);
-            if of != subject && !is_wake {
-                wrong.push(format!("6: an effect on {of}"));
+            let (pod, is_wake) = about(effect);
+            if pod != subject && !is_wake {
+                wrong.push(format!("6: an effect on {pod}"));
             }
-            let known = before.is_known(of) || after.is_known(of);
+            let known = before.is_known(pod) || after.is_known(pod);
             let may = matches!(effect, Effect::Forget(_) | Effect::Restart(_) | Effect::NotifyStopped(..));
             if !known && !may {
-                wrong.push(format!("4: an effect on {of}, which is unknown"));
+                wrong.push(format!("4: an effect on {pod}, which is unknown"));
             }
         }
     }
@@ -171,7 +172,7 @@ impl Watcher {
             return;
         }
         let advanced = |work: &Work| {
-            self.last.as_ref().is_some_and(|(u, o, w)| u == uid && *o == Outcome::Advance && w == work)
+            self.last.as_ref().is_some_and(|(u, o, w)| u == uid && *o == WorkOutcome::Advance && w == work)
         };
         let right = match (old, new) {
             (WorkerPhase::Sync, WorkerPhase::Terminating) => true,
@@ -195,7 +196,7 @@ impl Watcher {
         before: &PodSyncStatuses,
         after: &PodSyncStatuses,
         input: &Input,
-        step: &Step,
+        step: &WorkerTransition,
         wrong: &mut Vec<String>,
     ) {
         let (uid, asks) = match input {
@@ -218,7 +219,13 @@ impl Watcher {
         }
     }
 
-    fn effect(&mut self, after: &PodSyncStatuses, effect: &Effect, step: &Step, wrong: &mut Vec<String>) {
+    fn effect(
+        &mut self,
+        after: &PodSyncStatuses,
+        effect: &Effect,
+        step: &WorkerTransition,
+        wrong: &mut Vec<String>,
+    ) {
         match effect {
             Effect::Spawn(uid) => {
                 if !self.live.insert(uid.clone()) {
@@ -275,7 +282,7 @@ impl Watcher {
     }
 
     fn is_last_of(&self, uid: &PodUid) -> bool {
-        self.last.as_ref().is_some_and(|(u, o, _)| u == uid && *o == Outcome::Advance)
+        self.last.as_ref().is_some_and(|(u, o, _)| u == uid && *o == WorkOutcome::Advance)
     }
 
     // 1: no two static pods of one full name run at once.
@@ -297,24 +304,24 @@ impl Watcher {
         if wait > RESYNC.mul_f64(1.5) {
             wrong.push(format!("9: {uid} waits for {wait:?}"));
         }
-        let Some((of, outcome, work)) = &self.last else { return };
-        let superseded = self.superseded.remove(of);
-        if superseded && !wait.is_zero() && *outcome != Outcome::Advance {
+        let Some((last_pod, outcome, work)) = &self.last else { return };
+        let superseded = self.superseded.remove(last_pod);
+        if superseded && !wait.is_zero() && *outcome != WorkOutcome::Advance {
             wrong.push(format!("9: {uid} waits although an input arrived"));
         }
         match outcome {
-            Outcome::Interrupted if wait > Duration::from_secs(1) => {
+            WorkOutcome::Interrupted if wait > Duration::from_secs(1) => {
                 wrong.push(format!("9: {uid} is retried only after {wait:?}"));
             }
-            Outcome::Failed(None) if wait.is_zero() && !superseded => {
+            WorkOutcome::Failed(None) if wait.is_zero() && !superseded => {
                 wrong.push(format!("5: {uid} is retried without a pause"));
             }
             _ => {}
         }
         // The name is free once its pod has nothing left to remove.
-        if *outcome == Outcome::Advance && *work == Work::Terminated {
+        if *outcome == WorkOutcome::Advance && *work == Work::Terminated {
             for runs in self.runs.values_mut() {
-                runs.remove(of);
+                runs.remove(last_pod);
             }
         }
     }

@@ -12,7 +12,8 @@ use quintlet_model::runtime::{Cursor, PodRuntime};
 
 use super::super::freshness::{Freshness, NextObservation};
 use super::super::{
-    Effect, FullNameWaiter, Input, Outcome, PodGrace, PodSyncStatuses, Rule, Termination, WorkerPhase, jitter,
+    Effect, FullNameWaiter, Input, PodGrace, PodSyncStatuses, Rule, Termination, WorkOutcome, WorkerPhase,
+    jitter,
 };
 use super::faulty_policy::{self, Policy, Sound};
 use super::history::{HistoryEvent, Tamper, happens, play, play_spoilt};
@@ -102,11 +103,11 @@ planted! {
             })
         }
     CutIsAnError:
-        fn wait(&self, outcome: Outcome, interruptions: u32, resync: Duration, chance: f64) -> Duration {
-            if outcome == Outcome::Interrupted { jitter(resync, chance) } else { Sound.wait(outcome, interruptions, resync, chance) }
+        fn wait(&self, outcome: WorkOutcome, interruptions: u32, resync: Duration, chance: f64) -> Duration {
+            if outcome == WorkOutcome::Interrupted { jitter(resync, chance) } else { Sound.wait(outcome, interruptions, resync, chance) }
         }
     NoPauseAfterErrors:
-        fn wait(&self, outcome: Outcome, interruptions: u32, resync: Duration, chance: f64) -> Duration {
+        fn wait(&self, outcome: WorkOutcome, interruptions: u32, resync: Duration, chance: f64) -> Duration {
             Duration::ZERO
         }
 }
@@ -121,9 +122,9 @@ fn caught_spoilt(policy: &'static dyn Policy, tamper: Tamper, name: &str, invari
         wrong.first().map(|w| (n, w.clone()))
     });
     let (n, wrong) = found.unwrap_or_else(|| panic!("{name} passes every history"));
-    let by = wrong.split_inclusive(':').next().unwrap();
-    assert!(invariant.split(' ').any(|i| i == by), "{name} is caught by another invariant: {wrong}");
-    println!("{name}: history {n}, invariant {by}");
+    let violated = wrong.split_inclusive(':').next().unwrap();
+    assert!(invariant.split(' ').any(|i| i == violated), "{name} is caught by another invariant: {wrong}");
+    println!("{name}: history {n}, invariant {violated}");
 }
 
 #[test]
@@ -192,8 +193,10 @@ fn decide_on_old(policy: &'static dyn Policy, history: &[Seen]) -> Option<String
 
 fn play_inspections(history: &[Seen]) -> Option<String> {
     let mut freshness = Freshness::default();
-    let (mut now, mut acted, mut epoch, mut rev) = (Duration::from_secs(100), Duration::ZERO, 1_u64, 0_u64);
-    let (mut cut, mut made, mut observed, mut seen_epoch) = (true, 0_u32, 0_u32, 0_u64);
+    let (mut now, mut acted) = (Duration::from_secs(100), Duration::ZERO);
+    let (mut epoch, mut rev) = (1_u64, 0_u64);
+    let (mut cut, mut seen_epoch) = (true, 0_u64);
+    let (mut made, mut observed) = (0_u32, 0_u32);
     let mut record: Option<PodRuntime> = None;
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let inspect = |began: Duration, epoch: u64, rev: u64, made: u32| {

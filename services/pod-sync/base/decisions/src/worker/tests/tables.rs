@@ -7,8 +7,8 @@ use quintlet_model::ids::PodUid;
 use serde_json::json;
 
 use super::super::{
-    Effect, Input, KillPodOptions, Outcome, PodFacts, PodGrace, PodSyncStatuses, Step, SyncPodType,
-    TerminationCause, Work, policy,
+    Effect, Input, KillPodOptions, PodFacts, PodGrace, PodSyncStatuses, SyncPodType, TerminationCause, Work,
+    WorkOutcome, WorkerTransition, policy,
 };
 use super::history::{RESYNC, uid};
 use crate::status::{KillCause, KillOverride};
@@ -25,7 +25,7 @@ fn api(grace: i64) -> PodFacts {
     }
 }
 
-fn step(w: &mut PodSyncStatuses, input: Input, at: u64) -> Step {
+fn step(w: &mut PodSyncStatuses, input: Input, at: u64) -> WorkerTransition {
     w.step(input, Duration::from_secs(at), 0.0)
 }
 
@@ -37,7 +37,7 @@ fn running(facts: PodFacts) -> PodSyncStatuses {
     let mut w = workers();
     step(&mut w, update(facts, SyncPodType::Create), 1);
     step(&mut w, Input::TakeWork(uid(0)), 1);
-    step(&mut w, Input::Done { uid: uid(0), outcome: Outcome::Idle(None) }, 1);
+    step(&mut w, Input::Done { uid: uid(0), outcome: WorkOutcome::Idle(None) }, 1);
     w
 }
 
@@ -49,7 +49,7 @@ fn work(w: &mut PodSyncStatuses, pod: u8, at: u64) -> Option<Work> {
 }
 
 fn advance(w: &mut PodSyncStatuses, pod: u8, at: u64) -> Vec<Effect> {
-    step(w, Input::Done { uid: uid(pod), outcome: Outcome::Advance }, at).effects
+    step(w, Input::Done { uid: uid(pod), outcome: WorkOutcome::Advance }, at).effects
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_static_pod_waits_for_its_name_and_is_woken_when_it_is_free() {
     }
     assert_eq!(work(&mut w, 0, 1), Some(Work::Sync));
     assert_eq!(work(&mut w, 1, 1), Some(Work::WaitForFullName { other: Some(uid(0)) }));
-    step(&mut w, Input::Done { uid: uid(0), outcome: Outcome::Idle(None) }, 1);
+    step(&mut w, Input::Done { uid: uid(0), outcome: WorkOutcome::Idle(None) }, 1);
     step(&mut w, Input::Remove(uid(0)), 2);
     // The next pod in the queue is removed before its turn: it never runs.
     step(&mut w, Input::Remove(uid(1)), 2);
@@ -128,7 +128,7 @@ fn a_reused_uid_starts_once_the_previous_pod_has_terminated() {
     let mut w = workers();
     step(&mut w, update(facts(), SyncPodType::Create), 1);
     assert_eq!(work(&mut w, 0, 1), Some(Work::Sync));
-    step(&mut w, Input::Done { uid: uid(0), outcome: Outcome::Idle(None) }, 1);
+    step(&mut w, Input::Done { uid: uid(0), outcome: WorkOutcome::Idle(None) }, 1);
     step(&mut w, Input::Remove(uid(0)), 2);
     step(&mut w, update(facts(), SyncPodType::Create), 3);
     for want in [Work::Terminating, Work::Terminated] {
@@ -145,7 +145,7 @@ fn a_reused_uid_starts_once_the_previous_pod_has_terminated() {
 #[test]
 fn the_predicates_are_as_the_kubelets() {
     type Ask = fn(&PodSyncStatuses, &PodUid) -> bool;
-    let rows: [(&str, Ask, [bool; 7]); 7] = [
+    let rows: [(&str, Ask, [bool; 7]); 3] = [
         // An unknown pod before and after the sources are ready; then sync, termination requested,
         // terminating, terminated, finished.
         (
@@ -153,31 +153,11 @@ fn the_predicates_are_as_the_kubelets() {
             PodSyncStatuses::is_known_terminated,
             [false, false, false, false, false, true, true],
         ),
-        (
-            "could run",
-            PodSyncStatuses::could_have_running_containers,
-            [true, false, true, true, true, false, false],
-        ),
         ("finished", PodSyncStatuses::should_be_finished, [false, true, false, false, false, false, true]),
         (
             "requested",
             PodSyncStatuses::is_termination_requested,
             [false, false, false, true, true, true, true],
-        ),
-        (
-            "containers end",
-            PodSyncStatuses::should_containers_be_terminating,
-            [false, true, false, false, true, true, true],
-        ),
-        (
-            "runtime goes",
-            PodSyncStatuses::should_runtime_be_removed,
-            [false, true, false, false, false, true, true],
-        ),
-        (
-            "content goes",
-            PodSyncStatuses::should_content_be_removed,
-            [false, true, false, false, false, true, true],
         ),
     ];
     let mut stages = vec![workers()];
@@ -198,11 +178,6 @@ fn the_predicates_are_as_the_kubelets() {
         let got: Vec<bool> = stages.iter().map(|w| ask(w, &uid(0))).collect();
         assert_eq!(got, want, "{name}");
     }
-    let mut w = running(api(30));
-    let evict = KillPodOptions { evict: true, ..KillPodOptions::default() };
-    step(&mut w, update(api(30), SyncPodType::Kill(evict)), 2);
-    assert!(w.should_content_be_removed(&uid(0)), "an evicted pod's goes at once");
-
     let mut w = running(PodFacts { is_static: true, ..api(30) });
     assert!(!w.is_static_terminating("a_n"));
     step(&mut w, Input::Remove(uid(0)), 2);
@@ -214,17 +189,17 @@ fn waits_are_the_kubelets_with_jitter_and_short_where_nothing_is_known() {
     let wait =
         |outcome, interruptions, chance| policy::wait(outcome, interruptions, RESYNC, chance).as_millis();
     for (name, outcome, interruptions, low, high) in [
-        ("resync", Outcome::Idle(None), 0, 60_000, 90_000),
-        ("sooner", Outcome::Idle(Some(Duration::from_secs(7))), 0, 7_000, 7_000),
-        ("not later than the resync", Outcome::Idle(Some(Duration::from_secs(700))), 0, 60_000, 90_000),
-        ("error", Outcome::Failed(None), 0, 10_000, 15_000),
-        ("error with its own time", Outcome::Failed(Some(Duration::from_secs(3))), 0, 3_000, 3_000),
-        ("network", Outcome::NetworkNotReady, 0, 1_000, 1_500),
-        ("first cut", Outcome::Interrupted, 0, 100, 100),
-        ("third cut", Outcome::Interrupted, 2, 400, 400),
-        ("many cuts", Outcome::Interrupted, 99, 1_000, 1_000),
-        ("cancelled for nothing", Outcome::Cancelled, 0, 10_000, 15_000),
-        ("done", Outcome::Requeue, 0, 0, 0),
+        ("resync", WorkOutcome::Idle(None), 0, 60_000, 90_000),
+        ("sooner", WorkOutcome::Idle(Some(Duration::from_secs(7))), 0, 7_000, 7_000),
+        ("not later than the resync", WorkOutcome::Idle(Some(Duration::from_secs(700))), 0, 60_000, 90_000),
+        ("error", WorkOutcome::Failed(None), 0, 10_000, 15_000),
+        ("error with its own time", WorkOutcome::Failed(Some(Duration::from_secs(3))), 0, 3_000, 3_000),
+        ("network", WorkOutcome::NetworkNotReady, 0, 1_000, 1_500),
+        ("first cut", WorkOutcome::Interrupted, 0, 100, 100),
+        ("third cut", WorkOutcome::Interrupted, 2, 400, 400),
+        ("many cuts", WorkOutcome::Interrupted, 99, 1_000, 1_000),
+        ("cancelled for nothing", WorkOutcome::Cancelled, 0, 10_000, 15_000),
+        ("done", WorkOutcome::Requeue, 0, 0, 0),
     ] {
         assert_eq!(
             (wait(outcome, interruptions, 0.0), wait(outcome, interruptions, 1.0)),

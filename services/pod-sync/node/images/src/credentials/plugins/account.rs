@@ -10,6 +10,7 @@ use serde_json::json;
 pub struct PluginAccount {
     /// A token for the plugin's audience.
     pub token: String,
+    /// Namespace, name and UID of the service account.
     pub account: ImagePullServiceAccount,
     /// Annotations that the plugin requested.
     pub annotations: BTreeMap<String, String>,
