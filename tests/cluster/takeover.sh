@@ -1,13 +1,13 @@
 #!/bin/sh
-# Exchanges the agent of a node with pods of many kinds: kubelet, Quintlet, kubelet, Quintlet, kubelet. Fails if a pod changes by it, if a container is
-# created, or if what the kubelet made is not removed by Quintlet at the end. Not part of `make test`, since it needs programs of Kubernetes:
+# Exchanges the agent of a node with pods of many kinds, from a kubelet to Quintlet and back, and restarts both. Fails if a pod changes by it, if a
+# container is created, or if what the kubelet made is not removed by Quintlet at the end. Not part of `make test`, since it needs programs of Kubernetes:
 #
 #   KUBERNETES=DIR  a folder with etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet and kubectl
 #   BIN_DIR=DIR     directory of the built services (target/quick)
 #   CSI_DRIVER=FILE the CSI driver of the tests (target/debug/csi-driver)
 #   WORK=DIR        a folder for all files, which is left in place (default: a temporary one)
 #
-# Needs root, openssl, containerd, CNI plugins, busybox-static, bash, curl and cc. It runs in network and mount namespaces of its own.
+# Needs root, openssl, containerd, CNI plugins, busybox-static, bash, curl, cc and python3. It runs in network and mount namespaces of its own.
 set -eu
 
 [ "${QUINTLET_CLUSTER_INSIDE:-}" = yes ] || QUINTLET_CLUSTER_INSIDE=yes exec unshare --mount --net --propagation private "$0" "$@"
@@ -25,7 +25,7 @@ chmod 0755 "$work"
 . "$repo/tests/cluster/machine.sh"
 . "$repo/tests/cluster/host-node.sh"
 . "$repo/tests/cluster/images.sh"
-for tool in openssl containerd busybox bash curl cc; do
+for tool in openssl containerd busybox bash curl cc python3; do
     command -v $tool > /dev/null || { say "$tool is needed"; exit 1; }
 done
 
@@ -52,11 +52,18 @@ agent() {
     wait_for 60 kubectl wait --for=condition=Ready node/taken --timeout=1s
 }
 
+# mark AGENT PHASE: what comes next in the watch belongs to this phase.
+mark() {
+    echo "$(stat -L -c %s "$work/watch") $1 $2" >> "$work/marks"
+}
+
 # exchange PHASE AGENT: ends the agent, starts the other one, and lets it work.
 exchange() {
     say "$1"
-    echo "$(stat -L -c %s "$work/watch") $2 $1" >> "$work/marks"
     end "$pid_agent"
+    # The last writes of the former agent are its own.
+    sleep 1
+    mark "$2" "$1"
     mv "$work/logs/agent.log" "$work/logs/agent-before-$1.log"
     case $2 in
         kubelet) agent "$kubernetes/kubelet" ;;
@@ -75,10 +82,11 @@ containers() {
         # One may be removed meanwhile.
         ctr --address "$runtime" -n k8s.io containers info "$id" 2> /dev/null | python3 -c '
 import json, sys
-labels = json.loads(sys.stdin.read() or "{}").get("Labels", {})
-pod = labels.get("io.kubernetes.pod.name", "crashing")
-if pod not in ("crashing", "no-image", "no-settings"):
-    print(sys.argv[1], pod, labels.get("io.kubernetes.container.name", "sandbox"))' "$id"
+info = sys.stdin.read()
+labels = json.loads(info)["Labels"] if info else sys.exit()
+pod, name = labels.get("io.kubernetes.pod.name"), labels.get("io.kubernetes.container.name", "sandbox")
+if pod not in ("crashing", "no-image", "no-settings") or name == "sandbox":
+    print(sys.argv[1], pod, name)' "$id"
     done | sort
 }
 
@@ -154,9 +162,9 @@ start watch "$kubernetes/kubectl" --kubeconfig "$work/admin.conf" get pods -A --
 ln -s "$work/logs/watch.log" "$work/watch"
 sleep 5
 containers > "$work/containers"
-kubectl get pods -A -o json > "$work/before.json"
+[ "$(wc -l < "$work/containers")" -gt 60 ] || fail "too few containers"
 : > "$work/marks"
-# Which differences a kubelet makes without a change of the agent.
+# The differences that a kubelet makes without a change of the agent.
 exchange kubelet-restarts kubelet
 exchange to-quintlet quintlet
 exchange quintlet-restarts quintlet
@@ -164,6 +172,10 @@ exchange to-kubelet kubelet
 exchange to-quintlet-again quintlet
 exchange to-kubelet-again kubelet
 exchange to-quintlet-for-good quintlet
+# The watch has seen everything.
+mark test end
+kubectl annotate pod web-probe takeover=over
+wait_for 20 grep -q '"takeover": "over"' "$work/watch" || fail "the watch has ended"
 python3 "$repo/tests/cluster/takeover/differences.py" "$work/watch" "$work/marks" || fail "pods changed"
 
 say "all pods are deleted"
