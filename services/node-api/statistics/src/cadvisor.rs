@@ -167,15 +167,18 @@ fn open_files(pids: &[u32], proc: &Path) -> Option<u64> {
 
 /// Returns the number of open sockets of processes
 /// (`cadvisor/container/libcontainer: processStatsFromProcs`). Returns `None` if the files of a process may
-/// not be listed, which needs `CAP_SYS_PTRACE`, or if there are more than [`MOST_LINKS`].
+/// not be listed, which needs `CAP_SYS_PTRACE`, if there are more than [`MOST_LINKS`], or if no process is in
+/// `/proc`: in another PID namespace, cgroup v1 lists no process, and v2 lists each as 0.
 fn sockets(pids: &[u32], proc: &Path) -> Option<u64> {
     let (mut sockets, mut links) = (0_u64, 0_usize);
+    let mut is_any_seen = false;
     for pid in pids {
         let files = match std::fs::read_dir(proc.join(pid.to_string()).join("fd")) {
             Ok(files) => files,
             Err(error) if is_gone(&error) => continue,
             Err(_) => return None,
         };
+        is_any_seen = true;
         for file in files {
             links = links.saturating_add(1);
             if links > MOST_LINKS {
@@ -191,7 +194,7 @@ fn sockets(pids: &[u32], proc: &Path) -> Option<u64> {
             }
         }
     }
-    Some(sockets)
+    is_any_seen.then_some(sockets)
 }
 
 /// Returns whether a process has ended, or has closed a file, since it was listed.
@@ -444,6 +447,16 @@ mod tests {
         std::fs::remove_dir_all(dir.path().join("14")).unwrap();
         (2..MOST_LINKS).for_each(|number| link(13, number, "socket:[9]"));
         assert_eq!(sockets(), None, "too many");
+    }
+
+    #[test]
+    fn sockets_of_a_container_whose_processes_cannot_be_seen_are_not_counted() {
+        let proc = tempfile::tempdir().unwrap();
+        // From another PID namespace, cgroup v1 lists no process and v2 lists each as 0.
+        assert_eq!(sockets(&[], proc.path()), None);
+        assert_eq!(sockets(&[0, 0], proc.path()), None);
+        std::fs::create_dir_all(proc.path().join("12/fd")).unwrap();
+        assert_eq!(sockets(&[11, 12], proc.path()), Some(0), "process 11 has ended");
     }
 
     #[test]

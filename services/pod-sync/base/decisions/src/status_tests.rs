@@ -389,13 +389,14 @@ fn the_last_status_has_only_terminated_containers() {
     );
     // Not initialized: an init container that was OOMKilled has not completed.
     let killed = json!({"terminated": {"exitCode": 0, "reason": "OOMKilled"}});
-    let old = status(
-        json!([{"name": "c", "state": waits}]),
-        json!([{"name": "n", "state": done}, {"name": "m", "state": killed}]),
-    );
-    p.status = Some(old.clone());
-    let s = terminate(&p, Some(&old), at(1));
-    assert_eq!(reason(&s.container_statuses.as_ref().unwrap()[0]), None);
+    for m in
+        [json!({"name": "m", "state": killed}), json!({"name": "m", "state": waits, "lastState": killed})]
+    {
+        let old = status(json!([{"name": "c", "state": waits}]), json!([{"name": "n", "state": done}, m]));
+        p.status = Some(old.clone());
+        let s = terminate(&p, Some(&old), at(1));
+        assert_eq!(reason(&s.container_statuses.as_ref().unwrap()[0]), None, "{m}");
+    }
     // Initialized: containers that are not terminated yet are set to terminated.
     let old = status(
         json!([{"name": "c", "state": runs}]),
