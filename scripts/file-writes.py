@@ -11,12 +11,33 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-WRITES = re.compile(
-    r"\bfs::(?:write|copy|hard_link|rename)\(|\bFile::(?:create|create_new|options)\(|\bOpenOptions::new\(|\bOFlags::CREATE\b|\bfs::rename\b"
-)
+# Each pattern with a line that it must find. An import hides the module's name at the calls, so it counts itself.
+PATTERNS = {
+    r"\bfs::(?:write|copy|hard_link|rename)\b": ['std::fs::write(path, "")?;', "paths.try_for_each(fs::rename)"],
+    r"\bFile::(?:create|create_new|create_buffered|options)\b": ["File::create_buffered(path)?;", "File::create_new(path)?;", "File::options();"],
+    r"\bOpenOptions::(?:new|default)\b": ["let options = OpenOptions::new();", "OpenOptions::default()"],
+    r"\bO_(?:CREAT|TMPFILE)\b": ["let flags = OFlag::O_CREAT | OFlag::O_WRONLY;", "libc::O_TMPFILE"],
+    r"\bOFlags::(?:CREATE|TMPFILE)\b": ["let flags = OFlags::CREATE;", "OFlags::TMPFILE"],
+    r"\b(?:renameat2?|renameat_with|linkat)\(": ["rustix::fs::renameat(&from, a, &to, b)?;", "fs::renameat_with(a, b, c, d, e)?;", "fs::linkat(a, b, c, d, e)?;"],
+    r"\bNamedTempFile::\w": ["let file = NamedTempFile::new_in(dir)?;"],
+    r"\b(?:tempfile|tempfile_in|make_in)\((?!\))": ["Builder::new().tempfile_in(dir)?;", "builder.make_in(dir, bind)?;"],
+    r"\.tempfile\(\)|\btempfile::tempfile\(": ["Builder::new().tempfile()?;", "let file = tempfile::tempfile()?;"],
+    # Some managers have a method `persist`.
+    r"\.persist(?:_noclobber)?\((?!\))": ["file.persist(path)?;", "file.persist_noclobber(path)?;"],
+}
+IMPORTS = {
+    r"\bfs::(?:write|copy|hard_link|rename|renameat\w*|linkat)\b": ["use std::fs::write;", "use rustix::fs::renameat;"],
+    r"\bfs::\{[^}]*\b(?:write|copy|hard_link|rename|renameat\w*|linkat|\*)": ["use std::fs::{File, write};", "use std::{fs::{self, copy}, io};", "use std::fs::{\n    rename,\n};"],
+    r"\bfs(?:::\w+)* as [A-Za-z]|\bfs::\{[^}]* as [A-Za-z]|\bfs::\*": ["use std::fs as files;", "use std::fs::OpenOptions as Options;", "use std::fs::{File as Handle};", "use std::fs::*;"],
+}
+WRITES, IMPORTED = re.compile("|".join(PATTERNS)), re.compile("|".join(IMPORTS))
+USE = re.compile(r"\s*(?:pub(?:\(\w+\))? )?use ")
 # The start of a file's path: the number of its writes, and why they need no helper.
 ALLOWED = {
-    "services/shared/kit/src/beneath.rs": (2, "files of pods, below a directory that a pod may change"),
+    "services/shared/kit/src/beneath.rs": (3, "files of pods, below a directory that a pod may change"),
+    "services/shared/kit/src/grant.rs": (1, "a lock"),
+    "services/shared/kit/src/socket.rs": (2, "a socket"),
+    "services/shared/kit/src/tree.rs": (1, "a directory that is being removed"),
     "services/shared/kit/src/own_limits.rs": (1, "a file of /proc"),
     "services/shared/cgroups/src/files.rs": (1, "a file of a cgroup"),
     "services/pod-sync/volumes/direct/src/atomic.rs": (2, "a new version of a volume, whose bytes the next start compares"),
@@ -47,22 +68,45 @@ LEAST = 20
 
 
 def product_lines(text):
-    """The lines of a file outside of its test modules and comments."""
-    lines, is_test = text.splitlines(), False
+    """The lines of a file outside of its test modules and comments, without its imports."""
+    lines, is_test, is_import = text.splitlines(), False, False
     for number, line in enumerate(lines):
-        following = " ".join(lines[number + 1 : number + 4])
-        if re.match(r"#\[cfg\((?:all\()?test\b", line) and re.search(r"\bmod \w+ \{", following):
-            is_test = True
-        if not is_test and not line.strip().startswith(("//", "use ")):
+        if re.match(r"#\[cfg\((?:all\()?test\b", line):
+            following = next((later for later in lines[number + 1 :] if not later.startswith("#[")), "")
+            is_test = is_test or bool(re.match(r"(?:pub(?:\(\w+\))? )?mod \w+ \{$", following))
+        is_import = is_import or bool(USE.match(line))
+        if not is_test and not is_import and not line.strip().startswith("//"):
             yield number + 1, line
+        is_import = is_import and ";" not in line
         if is_test and line == "}":
             is_test = False
 
 
+def imports(text):
+    """The imports of a file with the number of their first line. Those of a test module are indented, and are not wanted."""
+    for found in re.finditer(r"^(?:pub(?:\(\w+\))? )?use [^;]*;", text, re.MULTILINE):
+        yield text.count("\n", 0, found.start()) + 1, found.group()
+
+
+def writes(text):
+    """The numbers of the lines that write a file."""
+    calls = {number for number, line in product_lines(text) if WRITES.search(line)}
+    return sorted(calls | {number for number, line in imports(text) if IMPORTED.search(line)})
+
+
 def check_itself():
-    sample = 'fn a() {\n    fs::write(p, "");\n}\n// fs::write(\n#[cfg(test)]\nmod tests {\n    fn b() { fs::write(p, ""); }\n}\n'
-    found = [number for number, line in product_lines(sample) if WRITES.search(line)]
-    assert found == [2], f"found {found} in the sample"
+    for patterns, is_import in ((PATTERNS, False), (IMPORTS, True)):
+        for pattern, samples in patterns.items():
+            for sample in samples:
+                assert re.search(pattern, sample), f"{pattern} does not find {sample}"
+                text = sample if is_import else f"fn a() {{\n    {sample}\n}}\n"
+                assert writes(text) == [1 if is_import else 2], f"found {writes(text)} in the sample {sample}"
+    for sample in ("use std::fs::{File, OpenOptions};", "use std::fs;", "// fs::write(", "let dir = tempfile::tempdir()?;", "use std::os::unix::fs::OpenOptionsExt as _;"):
+        assert not writes(sample), f"found {writes(sample)} in the sample {sample}"
+    write = '    fs::write(p, "");\n'
+    module = f"#[cfg(test)]\n#[path = \"t.rs\"]\nmod tests {{\n{write}}}\n"
+    sample = f"fn a() {{\n{write}}}\n// fs::write(\n{module}fn b() {{\n{write}}}\n#[cfg(test)]\nmod tests;\nmod other {{\n{write}}}\n"
+    assert writes(sample) == [2, 11, 16], f"found {writes(sample)} in the sample"
 
 
 def main():
@@ -74,7 +118,7 @@ def main():
         is_test = "/tests/" in name or "/src/" not in name or path.name == "tests.rs" or path.name.endswith("_tests.rs")
         if is_test or not path.is_file() or name.startswith(SKIPPED):
             continue
-        lines = [number for number, line in product_lines(path.read_text()) if WRITES.search(line)]
+        lines = writes(path.read_text())
         if lines:
             found[name] = lines
     for name, lines in found.items():

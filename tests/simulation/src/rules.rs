@@ -68,11 +68,13 @@ struct RuleState {
 }
 
 /// A pod of a calm node.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct CalmPod {
     // Since when it is terminating while its readiness probe fails in a running container.
     failing: Option<Instant>,
-    // Since when it is terminating without a running container.
+    // It has or had a container.
+    had_container: bool,
+    // Since when it is terminating and no container of it runs any more.
     ended: Option<Instant>,
     // Version of the object, and when it was read first while the pod was Ready and its probes passed.
     version: Option<(String, jiff::Timestamp)>,
@@ -220,16 +222,16 @@ impl RuleState {
                 .filter(|c| c["name"].as_str().is_some_and(|name| running.contains(&name)))
                 .any(|c| c["readinessProbe"]["exec"]["command"][0] == "readiness");
             let fails = self.failing.contains(&("readiness".to_owned(), name.to_owned()));
-            let seen = calm.entry(uid.to_owned()).or_insert_with(|| CalmPod {
-                failing: None,
-                ended: None,
-                version: None,
-            });
+            let seen = calm.entry(uid.to_owned()).or_default();
             let failing = lasts(&mut seen.failing, is_terminating && is_probed && fails);
             if is_ready && failing.is_some_and(|time| time > UNREADY) {
                 self.violations.insert(format!("{name} terminates, its readiness probe fails, it is Ready"));
             }
-            let ended = lasts(&mut seen.ended, is_terminating && running.is_empty());
+            seen.had_container |= containers.iter().any(|c| c.pod_uid() == uid);
+            // The containers of a static pod do not have the UID of its mirror pod.
+            let is_mirror = pod.pointer("/metadata/annotations/kubernetes.io~1config.mirror").is_some();
+            let ends = is_terminating && !is_mirror && running.is_empty() && seen.had_container;
+            let ended = lasts(&mut seen.ended, ends);
             if ended.is_some_and(|time| time > DELETED) {
                 self.violations.insert(format!("{name} is not deleted after its containers have ended"));
             }

@@ -42,7 +42,10 @@ pub fn write_owned(path: &Path, bytes: &[u8], mode: u32, owner: Owner) -> io::Re
     failpoint::file!("file replaced", || replace(path, bytes, mode, Some(owner), Durability::Volatile))
 }
 
-/// Replaces a file as [`write()`] does, and syncs it to the disk before it returns.
+/// Replaces a file as [`write()`] does, and syncs the file and its directory to the disk before it returns.
+///
+/// The directory's own entry is not synced: after the loss of power, a directory that was just created may be
+/// missing, with its files.
 ///
 /// # Errors
 /// Fails if the file cannot be created or renamed.
@@ -87,7 +90,7 @@ fn absent(removed: io::Result<()>) -> io::Result<()> {
     }
 }
 
-// On an error it is dropped, which removes it.
+// Returns a temporary file, which is removed when it is dropped.
 fn temporary(path: &Path) -> io::Result<NamedTempFile> {
     let name =
         path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a file name"))?;

@@ -1,6 +1,7 @@
 //! Grants, each of which authorizes probe-service to run one command in one container.
 
 use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,13 +12,20 @@ use sha2::Sha256;
 use crate::atomic_file;
 
 const KEY_BYTES: usize = 32;
-/// Only root reads the key.
+/// Only root reads the key, and locks its creation.
 const MODE: u32 = 0o600;
 
 fn random_key() -> io::Result<[u8; KEY_BYTES]> {
     let mut bytes = [0_u8; KEY_BYTES];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(bytes)
+}
+
+/// Locks a file that only root can open, so that no other user can block its holders. The directory of the
+/// key may be readable by all users.
+fn lock(path: &Path) -> io::Result<Flock<std::fs::File>> {
+    let file = std::fs::OpenOptions::new().write(true).create(true).truncate(false).mode(MODE).open(path)?;
+    Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| io::Error::from(errno))
 }
 
 /// The key with which pod-sync signs grants and cri-proxy verifies them.
@@ -54,20 +62,29 @@ impl GrantKey {
     /// # Errors
     /// Fails if the file cannot be read or created.
     pub fn load_or_create(path: &Path) -> io::Result<Self> {
+        if let Some(loaded) = Self::usable(path) {
+            return loaded;
+        }
         let dir = path.parent().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         std::fs::create_dir_all(dir)?;
-        // Held by one process at a time, until the end of this function.
-        let _creating = Flock::lock(std::fs::File::open(dir)?, FlockArg::LockExclusive)
-            .map_err(|(_, errno)| io::Error::from(errno))?;
-        match Self::load(path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
-                tracing::warn!(path = %path.display(), "key of exec grants is incomplete, replacing it");
-            }
-            loaded => return loaded,
+        // One process at a time holds the lock, until the end of this function.
+        let _creating = lock(&path.with_extension("lock"))?;
+        if let Some(loaded) = Self::usable(path) {
+            return loaded;
+        }
+        if path.exists() {
+            tracing::warn!(path = %path.display(), "key of exec grants is incomplete, replacing it");
         }
         atomic_file::write_durable(path, &random_key()?, MODE)?;
         Self::load(path)
+    }
+
+    /// Reads the key at `path`. Returns `None` if the file does not exist or is too short.
+    fn usable(path: &Path) -> Option<io::Result<Self>> {
+        match Self::load(path) {
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof) => None,
+            loaded => Some(loaded),
+        }
     }
 
     fn mac(&self, container_id: &str, command: &[String], timeout_seconds: u32) -> Hmac<Sha256> {
@@ -100,6 +117,9 @@ impl GrantKey {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::time::Duration;
+
     use super::*;
 
     fn argv(parts: &[&str]) -> Vec<String> {
@@ -126,12 +146,40 @@ mod tests {
     }
 
     #[test]
-    fn two_processes_end_up_with_one_key() {
-        let dir = std::env::temp_dir().join(format!("kit-grant-{}", std::process::id()));
-        let path = dir.join("keys/grant.key");
-        let (a, b) = (GrantKey::load_or_create(&path).unwrap(), GrantKey::load_or_create(&path).unwrap());
-        assert!(b.verify(&a.sign("c", &[], 1), "c", &[], 1));
-        std::fs::remove_dir_all(&dir).unwrap();
+    fn threads_that_create_the_key_at_once_end_up_with_one_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keys/grant.key");
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                let path = path.clone();
+                std::thread::spawn(move || GrantKey::load_or_create(&path).unwrap().sign("c", &[], 1))
+            })
+            .collect();
+        let grants: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert!(grants.iter().all(|grant| *grant == grants[0]));
+    }
+
+    /// Returns a grant of the key at `path`, unless that takes long.
+    fn grant_soon(path: &Path) -> Vec<u8> {
+        let (path, (sent, received)) = (path.to_owned(), std::sync::mpsc::channel());
+        // A thread that waits for a lock ends with the process.
+        let _thread =
+            std::thread::spawn(move || sent.send(GrantKey::load_or_create(&path).unwrap().sign("c", &[], 1)));
+        received.recv_timeout(Duration::from_secs(10)).expect("the key does not wait for a lock")
+    }
+
+    #[test]
+    fn the_key_is_created_and_read_while_another_user_has_a_lock_on_its_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let theirs = std::fs::File::open(dir.path()).unwrap();
+        let _held = Flock::lock(theirs, FlockArg::LockExclusive).unwrap();
+        let path = dir.path().join("grant.key");
+        let created = grant_soon(&path);
+        let locked = dir.path().join("grant.lock");
+        assert_eq!(std::fs::metadata(&locked).unwrap().permissions().mode() & 0o777, MODE);
+        // A key that exists is read without the lock.
+        let _creating = lock(&locked).unwrap();
+        assert_eq!(grant_soon(&path), created);
     }
 
     #[test]

@@ -60,10 +60,10 @@ pub(crate) fn container_should_restart(container: &Container, pod: &Pod, exit_co
     }
 }
 
-/// Returns the exit code by which an init container is judged
-/// (`pkg/kubelet/kuberuntime: isInitContainerFailed`). One that was OOMKilled has failed even if its process
-/// exits with 0, so its code is that of SIGKILL then. A kubelet judges the restart and the phase by 0, and
-/// leaves such a pod Pending for ever.
+/// Returns the exit code that decides whether an init container has failed
+/// (`pkg/kubelet/kuberuntime: isInitContainerFailed`). A container that was OOMKilled has failed even if its
+/// process exits with 0, so its code is that of SIGKILL then. A kubelet takes 0 for the restart and the
+/// phase, and leaves such a pod Pending for ever.
 #[must_use]
 pub(crate) fn init_exit_code(exit_code: i32, reason: &str) -> i32 {
     if exit_code == 0 && reason == "OOMKilled" { 137 } else { exit_code }

@@ -5,7 +5,8 @@
 //! `journal`), and the files are written at most once per [`WRITE_INTERVAL`], and at the end of the process.
 //! [`Allocations::flush`] returns once the changes made before it are in the journal. It precedes the
 //! creation of a container. The journal is not synced, since the state directory does not survive a crash of
-//! the machine. The files are, so that they have an earlier version then, and the statuses of pods the rest.
+//! the machine. The files are synced, so that after such a crash they have a complete, perhaps older version.
+//! What it lacks is read from the statuses of pods.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};

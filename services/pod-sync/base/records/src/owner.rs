@@ -48,6 +48,8 @@ impl Owner {
             move |source| OwnerError::Io { path, source }
         };
         std::fs::create_dir_all(root).map_err(io(root))?;
+        let number = root.join("quintlet-owner-epoch");
+        let had_owner = path.exists() || number.exists();
         let file = std::fs::OpenOptions::new()
             .read(true)
             .write(true)
@@ -62,13 +64,12 @@ impl Owner {
                 io(&path)(errno.into())
             }
         })?;
-        let number = root.join("quintlet-owner-epoch");
         // Earlier releases wrote the epoch into the lock file.
         let (now, earlier) = (read(&number).map_err(io(&number))?, read(&path).map_err(io(&path))?);
-        if now.is_none() && number.exists() {
+        let last = now.max(earlier);
+        if last.is_none() && had_owner {
             tracing::warn!(path = %number.display(), "owner epoch is unusable, starting a new one");
         }
-        let last = now.max(earlier);
         let epoch = last.unwrap_or_else(|| first_epoch(clock)).saturating_add(1);
         atomic_file::write_durable(&number, epoch.to_string().as_bytes(), 0o600).map_err(io(&number))?;
         Ok(Self { epoch, lock })
@@ -165,6 +166,34 @@ mod tests {
         }
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(next(dir.path()), NOW + 1, "cri-proxy may have seen owners of an earlier root directory");
+    }
+
+    #[test]
+    fn a_lost_epoch_is_logged_only_where_no_file_continues_it() {
+        // The contents of the lock file and of the epoch's file; `None`: there is no file.
+        let cases = [
+            (None, None, false),
+            (None, Some("41"), false),
+            (Some("41"), None, false),
+            (Some("41"), Some(""), false),
+            (Some("n1\nhttps://a\n"), Some("41"), false),
+            (Some(""), Some(""), true),
+            (Some("n1\nhttps://a\n"), None, true),
+            (None, Some("4x"), true),
+        ];
+        for (lock, epoch, is_logged) in cases {
+            let dir = tempfile::tempdir().unwrap();
+            for (name, text) in [("quintlet-owner", lock), ("quintlet-owner-epoch", epoch)] {
+                if let Some(text) = text {
+                    std::fs::write(dir.path().join(name), text).unwrap();
+                }
+            }
+            let lines = quintlet_telemetry::Lines::default();
+            let log = quintlet_telemetry::capture("test", tracing::Level::INFO, &lines);
+            let taken = tracing::dispatcher::with_default(&log, || next(dir.path()));
+            assert_eq!(taken, if lock.is_none() && epoch.is_none() || is_logged { NOW + 1 } else { 42 });
+            assert_eq!(lines.all().len(), usize::from(is_logged), "{lock:?} {epoch:?} {:?}", lines.all());
+        }
     }
 
     #[test]

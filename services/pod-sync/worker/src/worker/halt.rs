@@ -55,7 +55,7 @@ impl Halt {
         if error.is_refused_by_runtime() { Self::refused(error, call) } else { Self::interrupted(error) }
     }
 
-    /// A refused call that the pod waits for.
+    /// A failure because the runtime refused a call; the pod waits and tries again.
     pub(super) fn refused(error: &CallError, call: RuntimeCall) -> Self {
         Self::failed(call.waiting(error.message.clone()), format!("{}: {error}", call.name()))
     }

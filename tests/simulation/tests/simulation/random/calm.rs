@@ -107,7 +107,7 @@ pub(super) fn driver(sim: &Sim) -> DriverThread {
     driver
 }
 
-/// Runs an action of a sequence with these pods.
+/// Runs an action. `lost` are the pods whose sandbox was stopped before.
 pub(super) async fn act(
     sim: &Sim,
     rules: &Rules,
