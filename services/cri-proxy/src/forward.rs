@@ -97,7 +97,7 @@ impl Forwarder {
         }
     }
 
-    /// Queues and sends a unary call that changes nothing.
+    /// Queues and sends a unary call without a fencing token.
     pub async fn run(&self, call: &Call) -> Reply {
         self.dispatcher.run(call, None).await
     }

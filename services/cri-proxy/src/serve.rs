@@ -45,7 +45,9 @@ const MAX_STREAMS: u32 = 4096;
 /// Maximum number of connections of a socket. A client has one for its calls, and one per health or metrics
 /// request.
 const CONNECTIONS: usize = 64;
-/// Maximum number of connections of root's own tools. critest opens one per spec and closes none.
+/// Maximum number of connections of root's own tools. critest of cri-tools 1.37 has 142 specs. Each opens a
+/// client of the runtime service and one of the image service, and closes neither: 284 connections. The
+/// others are for `crictl`, and for specs of later versions.
 const ADMIN_CONNECTIONS: usize = 512;
 /// Mode of the sockets. Access is restricted by the mode of each directory and by the list of users.
 const SOCKET_MODE: u32 = 0o660;
@@ -332,5 +334,18 @@ impl SocketServer {
             Ok(response) => response.map(reply::boxed),
             Err(never) => match never {},
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_socket_of_roots_tools_has_room_for_critest_and_each_other_socket_for_64_connections() {
+        let limits = Socket::ALL.map(|socket| (socket.name(), connection_limit(socket)));
+        assert_eq!(limits, [("admin", 512), ("sync", 64), ("read", 64), ("node-api", 64), ("probe", 64)]);
+        let of_critest = 142 * 2;
+        assert!(connection_limit(Socket::Admin) > of_critest + CONNECTIONS);
     }
 }

@@ -2,8 +2,9 @@
 //! `/metrics/cadvisor`.
 //!
 //! Not in the table:
-//! - what Quintlet does not have (docs/support.md): `rest_client_*`, `go_goroutines`, and the families of
-//!   certificates `kubelet_certificate_manager_*` and `kubelet_server_expiration_renew_errors`
+//! - what Quintlet does not have (docs/support.md): `rest_client_*`, `go_goroutines`
+//! - what a node has that renews its certificates: `kubelet_certificate_manager_*`,
+//!   `kubelet_server_expiration_renew_errors`
 //! - what a kubelet 1.36 does not have: `kubelet_node_config_error`, `storage_operation_errors_total`
 //! - `kubelet_volume_stats_*`, which needs a claim: `each_claim_appears_once_and_other_volumes_do_not` of
 //!   node-api

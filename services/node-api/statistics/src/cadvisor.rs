@@ -167,18 +167,21 @@ fn open_files(pids: &[u32], proc: &Path) -> Option<u64> {
 
 /// Returns the number of open sockets of processes
 /// (`cadvisor/container/libcontainer: processStatsFromProcs`). Returns `None` if the files of a process may
-/// not be listed, which needs `CAP_SYS_PTRACE`, if there are more than [`MOST_LINKS`], or if no process is in
-/// `/proc`: in another PID namespace, cgroup v1 lists no process, and v2 lists each as 0.
+/// not be listed, which needs `CAP_SYS_PTRACE`, if there are more than [`MOST_LINKS`], or if no process was
+/// found. A process of another PID namespace has the PID 0 in `cgroup.procs`, or is not in it.
 fn sockets(pids: &[u32], proc: &Path) -> Option<u64> {
     let (mut sockets, mut links) = (0_u64, 0_usize);
-    let mut is_any_seen = false;
+    let mut is_listed = false;
     for pid in pids {
+        if *pid == 0 {
+            return None;
+        }
         let files = match std::fs::read_dir(proc.join(pid.to_string()).join("fd")) {
             Ok(files) => files,
             Err(error) if is_gone(&error) => continue,
             Err(_) => return None,
         };
-        is_any_seen = true;
+        is_listed = true;
         for file in files {
             links = links.saturating_add(1);
             if links > MOST_LINKS {
@@ -194,7 +197,7 @@ fn sockets(pids: &[u32], proc: &Path) -> Option<u64> {
             }
         }
     }
-    is_any_seen.then_some(sockets)
+    is_listed.then_some(sockets)
 }
 
 /// Returns whether a process has ended, or has closed a file, since it was listed.
@@ -429,7 +432,8 @@ mod tests {
     #[test]
     fn sockets_are_counted_only_if_all_files_of_a_container_may_be_listed_and_are_not_too_many() {
         let dir = tempfile::tempdir().unwrap();
-        let sockets = || sockets(&[12, 13, 14], dir.path());
+        let counted = |pids: &[u32]| sockets(pids, dir.path());
+        let sockets = || counted(&[12, 13, 14]);
         let link = |pid: u32, number: usize, target: &str| {
             let files = dir.path().join(pid.to_string()).join("fd");
             std::fs::create_dir_all(&files).unwrap();
@@ -440,6 +444,12 @@ mod tests {
         link(13, 0, "pipe:[8]");
         link(13, 1, "socket:[9]");
         assert_eq!(sockets(), Some(2), "process 14 has ended");
+        assert_eq!(counted(&[14]), None, "the only process has ended");
+        assert_eq!(counted(&[0]), None, "a process of another PID namespace");
+        assert_eq!(counted(&[12, 0]), None, "one process of another PID namespace");
+        assert_eq!(counted(&[]), None, "no process");
+        link(15, 0, "/dev/null");
+        assert_eq!(counted(&[15]), Some(0));
         std::fs::create_dir(dir.path().join("14")).unwrap();
         // Stands for a directory that may not be listed; the tests run as root.
         std::fs::write(dir.path().join("14/fd"), "").unwrap();
