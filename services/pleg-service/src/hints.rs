@@ -9,6 +9,7 @@ use futures::StreamExt as _;
 use quintlet_kit::clock::deadline_after;
 use quintlet_kit::neighbour::{MAX_REFUSED_RETRY, is_refusal};
 use quintlet_kit::peer_startup::{PeerFailure, PeerStartup};
+use quintlet_kit::rate::LogInterval;
 use quintlet_kit::timers::slotted;
 use quintlet_model::ids::PodUid;
 use quintlet_proto::common::v1::Trace;
@@ -35,6 +36,34 @@ const PODS_PER_QUERY: usize = 64;
 /// Interval of the lookups that are not urgent.
 const LOOKUP_SLOT: Duration = Duration::from_secs(1);
 
+/// Interval between log lines of lost hints with the same reason: each event of a burst may be lost.
+const LOSS_LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Logs losses of hints. Each reason has an interval of its own, so that one does not hide the other.
+#[derive(Debug)]
+struct LossLog {
+    of_reader: LogInterval,
+    of_resolver: LogInterval,
+}
+
+impl LossLog {
+    const fn new() -> Self {
+        Self {
+            of_reader: LogInterval::new(LOSS_LOG_INTERVAL),
+            of_resolver: LogInterval::new(LOSS_LOG_INTERVAL),
+        }
+    }
+}
+
+/// The reason for which hints are lost.
+#[derive(Debug, Clone, Copy)]
+enum LossReason {
+    /// cri-proxy dropped hints that this process did not read in time.
+    Overrun,
+    /// [`MAX_UNKNOWN`] hints about unknown IDs wait for the resolver.
+    ResolverFull,
+}
+
 /// A hint about a sandbox or container of no cached pod.
 #[derive(Debug)]
 pub(crate) struct UnknownId {
@@ -47,7 +76,7 @@ pub(crate) struct UnknownId {
 pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
     let (unknown, unresolved) = mpsc::channel(MAX_UNKNOWN);
     quintlet_kit::task::spawn("hint-resolver", resolve(Arc::clone(&core), unresolved));
-    let mut peer = PeerStartup::default();
+    let (mut peer, mut losses) = (PeerStartup::default(), LossLog::new());
     loop {
         let mut pause = core.periods.reconnect;
         match hints.open().await {
@@ -56,7 +85,7 @@ pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
                 core.metrics.stream_opens.inc();
                 while let Some(event) = stream.next().await {
                     match event {
-                        Ok(event) => handle(&core, &unknown, event),
+                        Ok(event) => handle(&core, &unknown, &mut losses, event),
                         // The client has logged it.
                         Err(error) if is_refusal(&error) => {
                             pause = pause.max(MAX_REFUSED_RETRY);
@@ -101,13 +130,23 @@ fn set_source(core: &Core, state: HintState) {
     }
 }
 
-fn handle(core: &Arc<Core>, resolver: &mpsc::Sender<UnknownId>, event: HintEvent) {
+/// Counts lost hints, and triggers a full list, which finds what they would have reported.
+fn lose(core: &Core, log: &mut LossLog, reason: LossReason, hints: u64) {
+    core.metrics.hints_lost.inc_by(hints);
+    core.relist_now.notify_one();
+    let (interval, reason) = match reason {
+        LossReason::Overrun => (&mut log.of_reader, "cri-proxy had more than were read in time"),
+        LossReason::ResolverFull => (&mut log.of_resolver, "too many about unknown IDs wait"),
+    };
+    if let Some(losses) = interval.count() {
+        tracing::warn!(reason, hints, losses, "lost hints, listing all pods");
+    }
+}
+
+fn handle(core: &Arc<Core>, resolver: &mpsc::Sender<UnknownId>, losses: &mut LossLog, event: HintEvent) {
     match event {
         HintEvent::Source { name, live } => set_source(core, HintState { source: name, live }),
-        HintEvent::Overrun { missed } => {
-            core.metrics.hints_lost.inc_by(missed);
-            core.relist_now.notify_one();
-        }
+        HintEvent::Overrun { missed } => lose(core, losses, LossReason::Overrun, missed),
         HintEvent::Hint { kind, id, pod, trace, at_unix_ns } => {
             if at_unix_ns > 0 {
                 // The clocks differ; a negative latency counts as zero.
@@ -127,8 +166,7 @@ fn handle(core: &Arc<Core>, resolver: &mpsc::Sender<UnknownId>, event: HintEvent
                 // cached pod.
                 core.metrics.hints_unknown.inc();
             } else if resolver.try_send(UnknownId { id, kind, trace }).is_err() {
-                core.metrics.hints_lost.inc();
-                core.relist_now.notify_one();
+                lose(core, losses, LossReason::ResolverFull, 1);
             }
         }
     }

@@ -461,6 +461,37 @@ async fn an_overrun_lists_everything() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn lost_hints_are_logged_once_a_minute_for_each_reason() {
+    let lines = quintlet_telemetry::Lines::default();
+    let log = quintlet_telemetry::capture("test", tracing::Level::WARN, &lines);
+    let _of_this_thread = tracing::dispatcher::set_default(&log);
+    let bench = Bench::new(options(Duration::ZERO), true, |r| drop(web(r)));
+    bench.watch(None).await.snapshot().await;
+    let lost = || -> Vec<String> {
+        lines.all().into_iter().filter(|line| line.contains("lost hints, listing all pods")).collect()
+    };
+    for _ in 0..100 {
+        bench.hints.event(HintEvent::Overrun { missed: 3 });
+    }
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let overruns = lost();
+    assert!(overruns.len() == 1 && overruns[0].contains("read in time"), "{overruns:?}");
+    // More than the resolver and its queue take.
+    for number in 0..3000 {
+        bench.hints.hint(HintKind::Created, &format!("unknown-{number}"));
+    }
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let both = lost();
+    assert!(both.len() == 2 && both[1].contains("about unknown IDs wait"), "{both:?}");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    bench.hints.event(HintEvent::Overrun { missed: 7 });
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let all = lost();
+    // The line counts the 99 losses that were not logged, and its own.
+    assert!(all.len() == 3 && all[2].contains("\"hints\":7") && all[2].contains("\"losses\":100"), "{all:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_reader_that_resumes_within_the_buffer_receives_exactly_the_missed_records() {
     let (mut sandbox, mut id) = Default::default();
     let bench = Bench::new(options(Duration::ZERO), false, |r| {
