@@ -9,7 +9,7 @@ use crate::samples::{FieldValue, Meaning, read, samples};
 
 /// Each call, field and value that the last release does not have, and what happens beside a service of that
 /// release. A name without an entry fails the test below: decide first what an older peer does.
-const FALLBACKS: [(&str, &str); 23] = [
+const FALLBACKS: [(&str, &str); 24] = [
     ("quintlet.debug.v1.BuildReply.refused_peers", "an older service refuses no peer and sends none"),
     (
         "quintlet.debug.v1.Control.SetLogFilter",
@@ -33,6 +33,7 @@ const FALLBACKS: [(&str, &str); 23] = [
     ("quintlet.podsync.v1.Pressure.Get", "quintctl pressure reports that pod-sync does not serve the call"),
     ("quintlet.podsync.v1.VolumeStorage.claim", "an older pod-sync sends none: the summary has no pvcRef"),
     ("quintlet.podsync.v1.Volumes.List", "quintctl volumes reports that pod-sync does not serve the call"),
+    ("quintlet.podsync.v1.WatchPodsRequest.for_statistics", "an older pod-sync sends whole pods"),
     (
         "quintlet.probe.v1.Grpc.tls",
         "pod-sync leaves the probe out until probe-service is upgraded: an older one would probe without TLS, and fail",
