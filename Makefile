@@ -143,8 +143,7 @@ conformance: quick
 fuzz:
 	QUINTLET_FUZZ_SECONDS=30 $(CARGO) $(TEST) --locked -p quintlet-fuzz
 
-# Runs the end-to-end tests that depend on the runtime, with containerd of other Debian releases, and with crun in place of
-# runc. Installs none of them; crun is a package.
+# Runs the end-to-end tests that depend on the runtime, with containerd of other Debian releases. Installs none of them.
 test-runtimes:
 	scripts/install.sh test
 	$(CARGO) build --locked --bins $(BIN_FLAGS)
@@ -154,8 +153,6 @@ test-runtimes:
 		QUINTLET_CONTAINERD=$$containerd $(CARGO) $(TEST) --locked -p quintlet-e2e --test e2e -- $(RUNTIME_TESTS) || exit 1; \
 		QUINTLET_CONTAINERD=$$containerd $(CARGO) $(TEST) --locked -p quintlet-localnode --test containerd || exit 1; \
 	done
-	crun --version || { echo 'crun is needed: apt install crun' >&2; exit 1; }
-	QUINTLET_OCI_RUNTIME=$$(command -v crun) $(CARGO) $(TEST) --locked -p quintlet-e2e --test e2e -- $(RUNTIME_TESTS)
 
 # Tests the node in a virtual machine, with the release. Needs root; docs/vm.md lists packages and cases. CASES="A B" runs some,
 # FROM=CASE those from one on, ACCEL=kvm uses KVM.

@@ -73,11 +73,12 @@ exchange() {
     [ "$(kubectl exec volumes -- cat /settings/color)" = blue ] || fail "$1: exec"
     kubectl logs web-probe > /dev/null || fail "$1: logs"
     containers > "$work/containers-$1"
-    diff "$work/containers" "$work/containers-$1" > "$work/containers.diff" || { cat "$work/containers.diff" >&2; fail "$1: other containers"; }
+    same_containers "$work/containers" "$work/containers-$1" || fail "$1: other containers"
 }
 
-# containers: the containers of the runtime, without those of pods that change by themselves.
+# containers: the containers of the runtime with their state, without those of pods that change by themselves.
 containers() {
+    ctr --address "$runtime" -n k8s.io tasks list > "$work/tasks"
     ctr --address "$runtime" -n k8s.io containers list -q | while read -r id; do
         # One may be removed meanwhile.
         ctr --address "$runtime" -n k8s.io containers info "$id" 2> /dev/null | python3 -c '
@@ -86,8 +87,15 @@ info = sys.stdin.read()
 labels = json.loads(info)["Labels"] if info else sys.exit()
 pod, name = labels.get("io.kubernetes.pod.name"), labels.get("io.kubernetes.container.name", "sandbox")
 if pod not in ("crashing", "no-image", "no-settings") or name == "sandbox":
-    print(sys.argv[1], pod, name)' "$id"
+    print(sys.argv[1], pod, name, sys.argv[2] or "ENDED")' "$id" "$(awk -v id="$id" '$1 == id && $3 == "RUNNING" { print $3 }' "$work/tasks")"
     done | sort
+}
+
+# same_containers BEFORE AFTER: none was created, and those that ran still run. What has ended may be removed.
+same_containers() {
+    created=$(cut -d ' ' -f 1 "$1" | grep -v -F -f - "$2" || true)
+    ended=$(grep RUNNING "$1" | grep -v -x -F -f "$2" || true)
+    [ -z "$created$ended" ] || { say "created: $created"; say "ended: $ended"; return 1; }
 }
 
 # settled: all pods are as they stay.
