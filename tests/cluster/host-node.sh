@@ -33,49 +33,46 @@ END
     wait_for 30 ctr --address "$work/$1/containerd.sock" version
 }
 
-# start_host_node NAME: starts the node's containerd and its kubelet.
-start_host_node() {
+# prepare_node NAME: starts the node's containerd, and makes its kubeconfig, its cgroup, and the settings that each agent has, $work/host/node.yaml.
+# The machine is small and may have a cgroup v1.
+prepare_node() {
     start_runtime host 10.88.0.0/24
     certificate "node-$1" "/O=system:nodes/CN=system:node:$1" clientAuth
-    kubeconfig "$work/host/kubelet.conf" "node-$1"
+    kubeconfig "$work/host/node.conf" "node-$1"
     make_cgroup "$cgroup"
-    # The machine is small and may have a cgroup v1.
-    cat > "$work/host/kubelet.yaml" <<END
+    cat > "$work/host/node.yaml" <<END
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 authentication: { x509: { clientCAFile: $pki/ca.crt } }
 cgroupDriver: cgroupfs
-cgroupRoot: /$cgroup
-containerRuntimeEndpoint: unix://$runtime
 failCgroupV1: false
 failSwapOn: false
 evictionHard: { memory.available: 50Mi }
 imageGCHighThresholdPercent: 100
-localStorageCapacityIsolation: false
-registerNode: true
 END
-    start kubelet "$kubernetes/kubelet" --config "$work/host/kubelet.yaml" --kubeconfig "$work/host/kubelet.conf" --hostname-override "$1" \
+}
+
+# for_kubelet: the settings that a kubelet needs on this node; `quintctl up` has options for them.
+for_kubelet() {
+    cat "$work/host/node.yaml" - <<END
+cgroupRoot: /$cgroup
+containerRuntimeEndpoint: unix://$runtime
+END
+}
+
+# start_host_node NAME: starts the node's containerd and its kubelet.
+start_host_node() {
+    prepare_node "$1"
+    { for_kubelet; echo "localStorageCapacityIsolation: false"; } > "$work/host/kubelet.yaml"
+    start kubelet "$kubernetes/kubelet" --config "$work/host/kubelet.yaml" --kubeconfig "$work/host/node.conf" --hostname-override "$1" \
         --root-dir "$work/host/kubelet" --cert-dir "$work/host/kubelet/pki" --node-ip "$address"
     wait_for 60 kubectl wait --for=condition=Ready "node/$1" --timeout=1s
 }
 
 # start_quintlet_node NAME: starts the node's containerd, and Quintlet as its agent.
 start_quintlet_node() {
-    start_runtime host 10.88.0.0/24
-    certificate "node-$1" "/O=system:nodes/CN=system:node:$1" clientAuth
-    kubeconfig "$work/host/node.conf" "node-$1"
-    make_cgroup "$cgroup"
-    cat > "$work/host/quintlet.yaml" <<END
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-authentication: { x509: { clientCAFile: $pki/ca.crt } }
-cgroupDriver: cgroupfs
-clusterDNS: [10.96.0.10]
-failCgroupV1: false
-failSwapOn: false
-evictionHard: { memory.available: 50Mi }
-imageGCHighThresholdPercent: 100
-END
+    prepare_node "$1"
+    { cat "$work/host/node.yaml"; echo "clusterDNS: [10.96.0.10]"; } > "$work/host/quintlet.yaml"
     start quintlet "$bin_dir/quintctl" up --config "$work/host/quintlet.yaml" --kubeconfig "$work/host/node.conf" --node-name "$1" \
         --base "$work/host/quintlet" --runtime-endpoint "unix://$runtime" --cgroup-root "/$cgroup"
     wait_for 60 kubectl wait --for=condition=Ready "node/$1" --timeout=1s

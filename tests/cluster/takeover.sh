@@ -47,7 +47,7 @@ fail() {
 
 # agent PROGRAM...: starts an agent with the node's command line, which is that of a kubelet.
 agent() {
-    start agent "$@" --config "$work/host/kubelet.yaml" --kubeconfig "$work/host/kubelet.conf" --hostname-override taken --root-dir "$root" \
+    start agent "$@" --config "$work/host/kubelet.yaml" --kubeconfig "$work/host/node.conf" --hostname-override taken --root-dir "$root" \
         --cert-dir "$root/pki" --node-ip "$address"
     wait_for 60 kubectl wait --for=condition=Ready node/taken --timeout=1s
 }
@@ -127,31 +127,19 @@ nothing_left() {
 make_machine
 say "control plane"
 start_control_plane
-start_runtime host 10.88.0.0/24
+prepare_node taken
 root=$work/host/kubelet
 mkdir -p "$root" "$work/host/manifests" /var/lib/local-volume
 make_layers
 stand_ins registry.k8s.io/pause:3.10 docker.io/library/busybox:1
 ctr --address "$runtime" -n k8s.io images import "$work/images.tar" > "$work/logs/import.log"
-certificate node-taken "/O=system:nodes/CN=system:node:taken" clientAuth
-kubeconfig "$work/host/kubelet.conf" node-taken
-make_cgroup "$cgroup"
 cp "$repo"/tests/cluster/takeover/manifests/*.yaml "$work/host/manifests"
-cat > "$work/host/kubelet.yaml" <<YAML
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-authentication: { x509: { clientCAFile: $pki/ca.crt } }
-cgroupDriver: cgroupfs
-cgroupRoot: /$cgroup
-clusterDNS: [10.96.0.10]
-clusterDomain: cluster.local
-containerRuntimeEndpoint: unix://$runtime
-evictionHard: { memory.available: 50Mi }
-failCgroupV1: false
-failSwapOn: false
-imageGCHighThresholdPercent: 100
-staticPodPath: $work/host/manifests
-YAML
+{
+    for_kubelet
+    echo "clusterDNS: [10.96.0.10]"
+    echo "clusterDomain: cluster.local"
+    echo "staticPodPath: $work/host/manifests"
+} > "$work/host/kubelet.yaml"
 
 say "pods of a kubelet"
 start csi-driver "$driver" --root "$root" --state "$work/csi" --node-id node

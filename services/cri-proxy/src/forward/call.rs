@@ -15,7 +15,8 @@ use crate::policy::{Deadline, Policy};
 use crate::reply::{self, Reply};
 use crate::request_info::RequestInfo;
 
-/// Maximum size of a unary reply: the same limit, which containerd enforces, too.
+/// Maximum size of a unary reply: the CRI's limit of 16 MiB, which containerd enforces, too, and the gRPC
+/// prefix.
 pub(super) const MAX_REPLY: usize = (16 << 20) + 5;
 
 /// A unary call that can be sent repeatedly.
