@@ -72,6 +72,7 @@ check: install
 # The checks that need no build.
 check-files:
 	scripts/crate-lints.sh
+	scripts/test-targets.py
 	scripts/comment-width.py
 	scripts/paused-clock.py
 	scripts/blocking.py
@@ -102,7 +103,6 @@ else ifdef CHANGED
 else
 	$(MAKE) --no-print-directory quick
 	$(STEP) "shipped names" scripts/shipped-names.py $(QUICK_BIN_DIR)/quintlet
-	$(STEP) "compose" env BIN_DIR=$(QUICK_BIN_DIR) tests/compose.sh
 	$(STEP) "tests" env $(LINTED) QUINTLET_BIN_DIR=$(QUICK_BIN_DIR) $(CARGO) $(TEST) --workspace --locked
 endif
 

@@ -53,7 +53,7 @@ clean() {
     if [ -n "$dockerd" ] && ! gone "$dockerd"; then
         docker-compose down -v --timeout 20 > /dev/null 2>&1 || true
         kill -TERM "$dockerd" 2>/dev/null || true
-        until_true 20 gone "$dockerd" || kill -KILL "$dockerd" 2>/dev/null || true
+        until_true 60 gone "$dockerd" || kill -KILL "$dockerd" 2>/dev/null || true
     fi
     for point in $(mounts_below "$work"); do
         umount -l "$point" || true
@@ -77,7 +77,7 @@ setsid dockerd --host "$DOCKER_HOST" --data-root "$work/data" --exec-root "$work
     --bridge none --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false --cgroup-parent "/$name" \
     > "$work/dockerd.log" 2>&1 &
 dockerd=$!
-until_true 30 docker version || { cat "$work/dockerd.log" >&2; exit 1; }
+until_true 60 docker version || { cat "$work/dockerd.log" >&2; exit 1; }
 
 say "building the images"
 ! MAX_SIZE_MB=5 "$repo/docker/build-image.sh" services > "$work/build.log" 2>&1 || { say "an image of more than the limit passes"; exit 1; }
@@ -140,7 +140,7 @@ say "Prometheus of the profile observe"
 docker-compose up -d prometheus > "$work/up.log" 2>&1 || { cat "$work/up.log" >&2; exit 1; }
 # By the names that the dashboard and the alerts use.
 until_true 60 query 'count(quintlet_service_up{job="quintlet",node="quintlet"}==1)' 5 || { logs; exit 1; }
-until_true 30 query 'count(quintlet_cri_connected{service="cri-proxy"}==1)' 1 || { logs; exit 1; }
+until_true 60 query 'count(quintlet_cri_connected{service="cri-proxy"}==1)' 1 || { logs; exit 1; }
 docker-compose exec -T containerd wget -q -O - http://127.0.0.1:9090/api/v1/rules > "$work/rules"
 [ "$(grep -o '"type":"alerting"' "$work/rules" | wc -l)" = "$(grep -c '^ *- alert:' "$repo/charts/quintlet/files/alerts.yaml")" ] ||
     { say "Prometheus has not all alerts:"; cat "$work/rules" >&2; exit 1; }
@@ -160,10 +160,10 @@ for service in cri-proxy pleg-service probe-service status-reporter pod-sync; do
     # The conditions below do not hold yet.
     ! healthy > "$work/last" 2>&1 || { say "$service was killed and all are healthy"; cat "$work/last" >&2; exit 1; }
     docker start "$container" > /dev/null
-    until_true 30 healthy || { logs; exit 1; }
+    until_true 60 healthy || { logs; exit 1; }
     pod_named "after-$service" > "$work/manifests/after-$service.yaml"
     until_true 60 ready "after-$service" || { logs; exit 1; }
-    until_true 30 web_is_ready || { logs; exit 1; }
+    until_true 60 web_is_ready || { logs; exit 1; }
     rm "$work/manifests/after-$service.yaml"
 done
 grep -Eq '^web[^ ]* +1/1 +Running +0( |$)' "$work/pods" || { say "the pod was restarted:"; cat "$work/pods" >&2; logs; exit 1; }
@@ -173,7 +173,7 @@ cmp -s "$work/created" "$work/kept" || { say "the pod was created again:"; diff 
 say "killing containerd with its pods; the probes reach their successors"
 container=$(docker-compose ps -q containerd)
 docker kill --signal KILL "$container" > /dev/null
-until_true 30 sh -c "! docker-compose exec -T pod-sync quintctl health" || { logs; exit 1; }
+until_true 60 sh -c "! docker-compose exec -T pod-sync quintctl health" || { logs; exit 1; }
 docker start "$container" > /dev/null
 until_true 60 healthy || { logs; exit 1; }
 # This pod is Ready only if probe-service is in the network namespace in which containerd created the pod.
@@ -187,7 +187,7 @@ docker-compose down -v --timeout 20 > "$work/down.log" 2>&1 || { cat "$work/down
 left=$(docker ps -aq; docker volume ls -q; mounts_below "$work/root"; cgroups | grep -v "/$name\$" || true)
 [ -z "$left" ] || { say "left over:"; echo "$left" >&2; exit 1; }
 kill -TERM "$dockerd"
-until_true 20 gone "$dockerd"
+until_true 60 gone "$dockerd"
 clean
 left=$(cgroups; cut -d ' ' -f 2 /proc/mounts | grep "^$work" || true)
 [ -z "$left" ] || { say "left over:"; echo "$left" >&2; exit 1; }

@@ -14,6 +14,7 @@ mod api;
 mod change_of_agents;
 mod claims;
 mod clock;
+mod compose;
 mod config;
 mod cpus;
 mod devices;
