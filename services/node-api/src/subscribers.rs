@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -447,6 +447,8 @@ impl Handler for Relay {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use node_api_access::limits::ConnectionLimiter;
     use quintlet_testkit::certificates::Authority;
     use tonic::Code;
