@@ -577,8 +577,8 @@ impl Cgroups {
         Err(CgroupError::Missing { group: format!("/{}", place.display()), missing })
     }
 
-    /// Returns the CPUs that a cgroup accepts: with v1 those of its parent only. `None` if there are none, or no
-    /// controller.
+    /// Returns the CPUs that a cgroup accepts: with v1 those of its parent only. `None` if there are none, or
+    /// no controller.
     fn accepted_cpus(&self, group: &[String], cpus: &CpuList) -> Option<CpuList> {
         let place = self.place(group);
         let accepted = match &self.layout {

@@ -233,7 +233,6 @@ impl Probes {
             if watcher.is_none() {
                 watcher = watch(&self.dir, wake.clone());
             }
-            // Blocks: the run directory is on a tmpfs.
             let present = socket_names(&self.dir);
             self.update_instances(&present);
             for instance in present.difference(&running) {

@@ -41,7 +41,8 @@ fn component<'a>(field: &'static str, value: &'a str) -> Result<&'a str, PathErr
     Ok(value)
 }
 
-/// Returns the name of a volume in paths: the pod's name of an inline volume, or the name of the PersistentVolume.
+/// Returns the name of a volume in paths: the pod's name of an inline volume, or the name of the
+/// PersistentVolume.
 fn spec_name(name: &str) -> Result<String, PathError> {
     let escaped = name.replace('/', "~");
     component("volume name", &escaped)?;

@@ -114,7 +114,8 @@ pub fn staged_blocks(root: &Root) -> io::Result<Vec<FoundBlock>> {
     Ok(volumes)
 }
 
-/// Returns the directories in a directory, sorted. Links are skipped. A directory that does not exist is empty.
+/// Returns the directories in a directory, sorted. Links are skipped. A directory that does not exist is
+/// empty.
 fn directories(dir: &Path) -> io::Result<Vec<PathBuf>> {
     entries(dir, |kind| kind.is_dir())
 }
