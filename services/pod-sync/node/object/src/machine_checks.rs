@@ -64,7 +64,7 @@ pub enum MachineError {
     /// Kernel tunables are wrong, and `protectKernelDefaults` is on.
     #[error("{}", aggregate(wrong))]
     Tunables {
-        /// The wrong tunables.
+        /// Each tunable that differs, or cannot be read.
         wrong: Vec<TunableError>,
     },
 }

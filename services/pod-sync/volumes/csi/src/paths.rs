@@ -25,7 +25,7 @@ pub enum PathError {
     Unsafe {
         /// Name of the field.
         field: &'static str,
-        /// Its value.
+        /// Content of the field, which would lead out of the directory.
         value: String,
     },
 }

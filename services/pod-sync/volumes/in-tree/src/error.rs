@@ -11,7 +11,7 @@ pub enum Error {
     Name {
         /// Name of the field.
         field: &'static str,
-        /// Its value.
+        /// Content of the field, which would lead out of the directory.
         value: String,
     },
     /// A `local` volume without a path.
