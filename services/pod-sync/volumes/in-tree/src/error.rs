@@ -11,7 +11,7 @@ pub enum Error {
     Name {
         /// Name of the field.
         field: &'static str,
-        /// Content of the field, which would lead out of the directory.
+        /// Content of the field, which is empty or would lead out of the directory.
         value: String,
     },
     /// A `local` volume without a path.
