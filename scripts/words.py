@@ -101,7 +101,7 @@ BARE = {
 }
 BARE_TYPE = re.compile(rf"^[ \t]*pub(?:\([^)]*\))?\s+(?:struct|enum|union|trait|type)\s+({'|'.join(BARE)})\b", flags=re.M)
 # Prepositions as variables: not a field, a method, a path, a field of a macro such as `from = %address`, or a word of a macro's grammar.
-PREPOSITION = re.compile(r"(?<![\w.$'#:])(?:of|by|from|to)\b(?!\s*(?:\(|!|::))")
+PREPOSITION = re.compile(r"(?<![\w.$'#:])(?:of|by|from|to|but)\b(?!\s*(?:\(|!|::))")
 # Words after which an identifier is a variable.
 BEFORE_VARIABLE = {"let", "for", "mut", "ref", "in", "if", "match", "return", "move", "else", "while", "break", "as", "static", "const"}
 # Words of people as a part of an identifier.

@@ -1,7 +1,7 @@
 //! Prints each exit of a container with its reason. An example of the crate `quintlet-proto`:
 //!
 //!     cargo run -p quintlet-proto --example exits -- /run/quintlet/subscribe/pleg/subscribe.sock
-#![allow(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods, missing_docs)]
+#![allow(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
 
 use std::collections::HashSet;
 use std::time::Duration;

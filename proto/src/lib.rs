@@ -1,11 +1,11 @@
 //! The contracts between the five services, compiled from `proto/quintlet/*/v1`.
 //!
 //! The wire types end here: each service turns them into the types of `quintlet-model` at its edge.
-#![allow(missing_docs, clippy::all, unreachable_pub)]
 
 pub mod limits;
 
 /// Shared pieces: greeting, trace context.
+#[allow(missing_docs, clippy::all, unreachable_pub, reason = "generated from the contract")]
 pub mod common {
     pub mod v1 {
         tonic::include_proto!("quintlet.common.v1");
@@ -35,6 +35,7 @@ pub mod common {
 /// # Ok(())
 /// # }
 /// ```
+#[allow(missing_docs, clippy::all, unreachable_pub, reason = "generated from the contract")]
 pub mod runtime {
     pub mod v1 {
         tonic::include_proto!("quintlet.runtime.v1");
@@ -62,24 +63,28 @@ pub mod runtime {
 /// # Ok(())
 /// # }
 /// ```
+#[allow(missing_docs, clippy::all, unreachable_pub, reason = "generated from the contract")]
 pub mod pleg {
     pub mod v1 {
         tonic::include_proto!("quintlet.pleg.v1");
     }
 }
 /// Probe targets and results (probe-service).
+#[allow(missing_docs, clippy::all, unreachable_pub, reason = "generated from the contract")]
 pub mod probe {
     pub mod v1 {
         tonic::include_proto!("quintlet.probe.v1");
     }
 }
 /// API writes (status-reporter).
+#[allow(missing_docs, clippy::all, unreachable_pub, reason = "generated from the contract")]
 pub mod status {
     pub mod v1 {
         tonic::include_proto!("quintlet.status.v1");
     }
 }
 /// Pods and decisions (pod-sync).
+#[allow(missing_docs, clippy::all, unreachable_pub, reason = "generated from the contract")]
 pub mod podsync {
     pub mod v1 {
         tonic::include_proto!("quintlet.podsync.v1");
@@ -107,12 +112,14 @@ pub mod podsync {
 /// # Ok(())
 /// # }
 /// ```
+#[allow(missing_docs, clippy::all, unreachable_pub, reason = "generated from the contract")]
 pub mod subscribe {
     pub mod v1 {
         tonic::include_proto!("quintlet.subscribe.v1");
     }
 }
 /// Spans, metrics, build (every service).
+#[allow(missing_docs, clippy::all, unreachable_pub, reason = "generated from the contract")]
 pub mod debug {
     pub mod v1 {
         tonic::include_proto!("quintlet.debug.v1");

@@ -60,6 +60,7 @@ impl Default for Adaptive {
 }
 
 impl Adaptive {
+    /// Returns the number of mutations that may be in flight now.
     #[must_use]
     pub fn limit(&self) -> usize {
         self.limit

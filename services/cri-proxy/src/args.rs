@@ -34,8 +34,10 @@ pub struct Args {
     /// Score of this process for the kernel's choice of a process to kill; -1000 excludes the process.
     #[arg(long, default_value_t = -999, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-1000..=1000), value_name = "SCORE")]
     pub oom_score_adj: i32,
+    /// Directories and telemetry, as for every service.
     #[command(flatten)]
     pub common: CommonArgs,
+    /// Configuration files and their precedence over flags.
     #[command(flatten)]
     pub config: ConfigArgs,
 }
@@ -43,7 +45,9 @@ pub struct Args {
 /// A user that may connect to a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Allowed {
+    /// The socket that the user may connect to, in addition to root.
     pub socket: CriSocket,
+    /// The user's ID, as the kernel reports it for the connection.
     pub uid: u32,
 }
 

@@ -39,12 +39,15 @@ const MAX_EVENT: usize = 16 << 20;
 pub struct EventReader {
     /// A connection of its own, so that events do not wait behind lists.
     pub upstream: Upstream,
+    /// Distributes the hints to subscribers.
     pub hub: Hub,
+    /// Receives the runtime's identity and state after each change.
     pub info: watch::Sender<RuntimeInfo>,
     /// The containerd namespace of pods.
     pub namespace: String,
     /// Mutations in flight, whose callers observe the pod afterwards.
     pub in_flight: InFlight,
+    /// Metrics of hints and of the connection.
     pub metrics: Metrics,
 }
 

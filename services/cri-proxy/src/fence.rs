@@ -20,6 +20,7 @@ pub enum FenceError {
     /// A mutation on the socket `sync` has no epoch.
     #[error("a mutation on this socket requires the metadata {OWNER_EPOCH_HEADER}")]
     NoEpoch,
+    /// The value of the named metadata cannot be parsed.
     #[error("the metadata {0} is not a decimal number")]
     NotANumber(&'static str),
     /// A call with a higher epoch was received.
@@ -30,11 +31,16 @@ pub enum FenceError {
         /// Highest epoch seen.
         highest: u64,
     },
+    /// The caller's deadline passed while the call waited for its slot, by this much.
     #[error("the deadline passed {} ms before the call could be sent", .late.as_millis())]
-    DeadlinePassed { late: Duration },
+    DeadlinePassed {
+        /// Time since the deadline.
+        late: Duration,
+    },
 }
 
 impl FenceError {
+    /// Returns the gRPC code of the refusal.
     #[must_use]
     pub fn code(self) -> tonic::Code {
         match self {

@@ -102,6 +102,7 @@ impl Forwarder {
         self.dispatcher.run(call, None).await
     }
 
+    /// Returns the byte budget that all connections of a socket share.
     #[must_use]
     pub fn budget(&self, socket: Socket) -> ByteBudget {
         let found = self.budgets.iter().find(|(owner, _)| *owner == socket);
@@ -130,6 +131,7 @@ impl Forwarder {
         self.in_flight.clone()
     }
 
+    /// Returns the metrics that calls are counted in.
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         &self.dispatcher.metrics

@@ -33,6 +33,8 @@ struct Entry {
 
 type Entries = Arc<Mutex<HashMap<CallKey, Entry>>>;
 
+/// Unary calls in flight by key, so that equal calls join and different ones of one object exclude each
+/// other. Clones share the calls.
 #[derive(Debug, Clone, Default)]
 pub struct InFlight(Entries);
 
@@ -81,11 +83,13 @@ impl InFlight {
         self.0.lock().keys().any(|key| key.stops(id))
     }
 
+    /// Returns the number of keys in flight; joined calls count once.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.lock().len()
     }
 
+    /// Returns whether no call is in flight.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.lock().is_empty()

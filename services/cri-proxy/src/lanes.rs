@@ -34,11 +34,14 @@ pub enum Priority {
     Critical,
     /// The last call before the container runs.
     StartContainer,
+    /// CreateContainer, which a start of its container follows.
     CreateContainer,
+    /// Any call that no container waits for.
     Other,
 }
 
 impl Priority {
+    /// Returns the priority of a method. `is_critical` is set for calls of a pod of critical priority.
     #[must_use]
     pub fn of(method: &str, is_critical: bool) -> Self {
         match method {
@@ -183,6 +186,7 @@ pub struct Slot {
     pub waiting: bool,
 }
 
+/// The concurrency limits of all lanes: a queue of calls each, ordered by [`Priority`].
 #[derive(Debug)]
 pub struct Lanes {
     lanes: HashMap<Lane, Limiter>,

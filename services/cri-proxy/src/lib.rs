@@ -20,7 +20,6 @@
 //! Stopping: health reports NOT_SERVING, no connection is accepted, unary calls in flight have 5 s to
 //! complete, then all connections are closed.
 
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod adaptive;

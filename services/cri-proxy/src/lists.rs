@@ -75,10 +75,13 @@ impl UnsupportedListStreams {
 /// An invalid list reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadList {
+    /// The first byte of a frame, which is the compression flag, has an unknown value.
     #[error("a gRPC prefix begins with {0}, neither 0 nor 1")]
     Flag(u8),
+    /// The runtime compressed a message although the request does not accept it.
     #[error("compressed messages are not supported")]
     Compressed,
+    /// The length in a prefix is above the limit of one message.
     #[error("a message is larger than {MAX_MESSAGE} bytes")]
     TooLarge,
     /// A message is not valid protobuf, or ends within a field.
@@ -87,6 +90,7 @@ pub enum BadList {
         /// Offset of the field.
         at: usize,
     },
+    /// The runtime closed the stream within a message.
     #[error("the body is truncated: {missing} bytes of a message are missing")]
     Truncated {
         /// Lower bound of the missing bytes.

@@ -21,6 +21,7 @@ pub struct MethodLabel {
     method: &'static str,
 }
 
+/// Labels of `quintlet_cri_calls`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OutcomeLabel {
     method: &'static str,
@@ -33,22 +34,26 @@ pub struct OperationLabel {
     operation_type: &'static str,
 }
 
+/// Labels of `quintlet_cri_denied`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct SocketLabel {
     method: &'static str,
     socket: &'static str,
 }
 
+/// Label of the metrics of lanes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct LaneLabel {
     lane: &'static str,
 }
 
+/// Label of `quintlet_cri_fenced`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ReasonLabel {
     reason: &'static str,
 }
 
+/// Label of `quintlet_cri_hints`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct HintLabel {
     kind: &'static str,
@@ -130,22 +135,38 @@ pub struct Metrics {
     in_flight: Family<LaneLabel, Gauge>,
     denied: Family<SocketLabel, Counter>,
     fenced: Family<ReasonLabel, Counter>,
+    /// `quintlet_cri_joined`.
     pub joined: Counter,
+    /// `quintlet_cri_conflicts`.
     pub conflicts: Counter,
+    /// `quintlet_cri_refused_peers`.
     pub refused_peers: Counter,
+    /// `quintlet_cri_refused_bytes`.
     pub refused_bytes: Counter,
+    /// `quintlet_cri_refused_connections`.
     pub refused_connections: Counter,
+    /// `quintlet_cri_streams`.
     pub streams: Gauge,
+    /// `quintlet_cri_cut_streams`.
     pub cut_streams: Counter,
+    /// `quintlet_cri_closed_streams`.
     pub closed_streams: Counter,
+    /// `quintlet_cri_list_bytes`.
     pub list_bytes: Gauge,
+    /// `quintlet_cri_list_bytes_most`.
     pub list_bytes_most: Gauge,
+    /// `quintlet_cri_list_message_largest_bytes`.
     pub list_message_largest: Gauge,
+    /// `quintlet_cri_lost_tasks`.
     pub lost_tasks: Counter,
+    /// `quintlet_cri_mutation_limit`.
     pub mutation_limit: Gauge,
+    /// `quintlet_cri_connected`.
     pub connected: Gauge,
     hints: Family<HintLabel, Counter>,
+    /// `quintlet_cri_hints_missed`.
     pub hints_missed: Counter,
+    /// `quintlet_cri_hint_subscribers`.
     pub subscribers: Gauge,
 }
 

@@ -21,11 +21,13 @@ pub enum Class {
 pub enum Lane {
     /// RunPodSandbox, CreateContainer, StartContainer and updates. The limit is adaptive.
     Start,
+    /// StopContainer. A call holds its slot only until it is sent, since it waits out a grace period.
     Stop,
     /// StopPodSandbox and removals.
     Remove,
     /// Status of one object.
     Inspect,
+    /// Lists of the services of the node.
     List,
     /// Pulls, limited per registry and in total.
     Pull,
@@ -37,6 +39,7 @@ pub enum Lane {
     ExecUser,
     /// ExecSync of node-api: `/run`, whose commands may run for hours.
     RunUser,
+    /// Statistics for evictions and for the node.
     Stats,
     /// Statistics that node-api requests, which do not delay those of evictions.
     StatsUser,
@@ -47,6 +50,7 @@ pub enum Lane {
 }
 
 impl Lane {
+    /// Every lane, in the order of the metrics.
     pub const ALL: [Self; 14] = [
         Self::Start,
         Self::Stop,
@@ -157,7 +161,9 @@ pub const CRI_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time within which the runtime starts the process. After it, the call only waits for the process.
 const EXEC_HOLD: Duration = Duration::from_millis(500);
 
+/// Full name of the CRI's service for sandboxes and containers.
 pub const RUNTIME: &str = "runtime.v1.RuntimeService";
+/// Full name of the CRI's service for images.
 pub const IMAGE: &str = "runtime.v1.ImageService";
 
 /// A row of the table.
@@ -165,11 +171,15 @@ pub const IMAGE: &str = "runtime.v1.ImageService";
 pub struct Policy {
     /// Full name of the service.
     pub service: &'static str,
+    /// Method name without the service.
     pub method: &'static str,
     /// Sockets that allow the method, in addition to `admin`.
     pub sockets: &'static [Socket],
+    /// Whether the call changes the runtime, and how its reply is passed on.
     pub class: Class,
+    /// The queue in which the call waits.
     pub lane: Lane,
+    /// Time limit of the call, if the caller sets none or a longer one.
     pub deadline: Deadline,
     /// Whether the call is sent again after its connection broke. Only for idempotent calls.
     pub retry: bool,
@@ -341,6 +351,7 @@ pub enum CallDecision {
     Unknown,
 }
 
+/// Splits a request path `/SERVICE/METHOD`; `None` for any other form.
 #[must_use]
 pub fn split_path(path: &str) -> Option<(&str, &str)> {
     let (service, method) = path.strip_prefix('/')?.split_once('/')?;

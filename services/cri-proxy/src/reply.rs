@@ -16,7 +16,9 @@ use tonic::{Code, Status};
 
 use crate::budget::Reservation;
 
+/// An error of the body of a request or response, which ends its stream.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+/// The body of a response: bytes of gRPC frames, then trailers.
 pub type Body = UnsyncBoxBody<Bytes, BoxError>;
 
 /// A complete reply.
@@ -30,6 +32,7 @@ pub struct Reply {
     pub data: Vec<Bytes>,
     /// Trailing metadata. None for a trailers-only response.
     pub trailers: Option<HeaderMap>,
+    /// Whether the runtime executed the call, for the trailers.
     pub outcome: Outcome,
     /// Time that the call waited before it was sent.
     pub queued: Duration,
@@ -213,6 +216,7 @@ pub fn request(path: &str, headers: HeaderMap, body: Body) -> Request<Body> {
     request
 }
 
+/// Erases the type of a body.
 pub fn boxed<B>(body: B) -> Body
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -227,12 +231,15 @@ pub enum BadFrame {
     /// The body has fewer bytes than its prefix says.
     #[error("the body is truncated: {got} bytes, want {expected} by its gRPC prefix")]
     Truncated {
+        /// Received bytes, with the prefix.
         got: usize,
         /// Expected bytes, including the prefix.
         expected: usize,
     },
+    /// A unary body has a second message, or other bytes.
     #[error("the body has data after its message")]
     Trailing,
+    /// The first byte of a frame, which is the compression flag, has an unknown value.
     #[error("the gRPC prefix begins with {0}, neither 0 nor 1")]
     Flag(u8),
     /// Compressed messages are not supported, since they could not be fenced.

@@ -10,9 +10,19 @@ use crate::policy::{IMAGE, RUNTIME};
 pub enum CallKey {
     /// Calls with the same parts are for the same object (pod UID, name and attempt, or an ID). If their
     /// bytes differ, they conflict.
-    Named { method: &'static str, parts: Vec<String> },
+    Named {
+        /// Name of the method.
+        method: &'static str,
+        /// IDs, or names of the object to create.
+        parts: Vec<String>,
+    },
     /// Only identical calls have the same key.
-    Exact { method: &'static str, bytes: Bytes },
+    Exact {
+        /// Name of the method.
+        method: &'static str,
+        /// The encoded request.
+        bytes: Bytes,
+    },
 }
 
 impl CallKey {

@@ -19,8 +19,11 @@ const SANDBOX_STATS: [&str; 3] = ["PodSandboxStats", "ListPodSandboxStats", "Str
 /// The runtime's identity and the state of the connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RuntimeInfo {
+    /// Whether the runtime answers; if not, `error` has the reason.
     pub connected: bool,
+    /// `runtime_name` of the CRI's Version, such as `containerd`; empty before the first connection.
     pub name: String,
+    /// `runtime_version` of the CRI's Version.
     pub version: String,
     /// Version of the CRI.
     pub api_version: String,

@@ -90,6 +90,7 @@ pub struct Config {
     pub connections: fn(Socket) -> usize,
     /// Lag limit of a subscriber; [`crate::hints::CAPACITY`] except in tests.
     pub hint_capacity: usize,
+    /// The clock of deadlines, which tests replace.
     pub clock: Clock,
     /// Path of the key of exec grants.
     pub grant_key: PathBuf,
@@ -135,6 +136,7 @@ impl Proxy {
         Ok(Self { listeners, config, forwarder, hub, metrics })
     }
 
+    /// Returns the metrics of the process.
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         &self.metrics

@@ -23,6 +23,7 @@ use crate::reply;
 use crate::request_info::RequestInfo;
 use crate::runtime_info::RuntimeInfo;
 
+/// The service `RuntimeEvents` of `quintlet.runtime.v1`: a stream of hints per subscriber.
 #[derive(Debug, Clone)]
 pub struct RuntimeEventsService(pub Hub);
 
@@ -40,10 +41,14 @@ impl pb::runtime_events_server::RuntimeEvents for RuntimeEventsService {
     }
 }
 
+/// The service `ProxyInfo` of `quintlet.runtime.v1`: the state of the proxy and the runtime.
 #[derive(Debug, Clone)]
 pub struct ProxyInfoService {
+    /// The runtime's identity and the state of the connection.
     pub runtime: watch::Receiver<RuntimeInfo>,
+    /// The hints, whose source and losses are part of the reply.
     pub hub: Hub,
+    /// The calls in flight, and the owner epoch.
     pub forwarder: Arc<Forwarder>,
     /// Endpoint of the runtime.
     pub endpoint: String,
@@ -116,9 +121,12 @@ impl GrantVerifier {
     }
 }
 
+/// The service `ProbeExec` of `quintlet.runtime.v1`: runs the commands that pod-sync has signed.
 #[derive(Debug, Clone)]
 pub struct ProbeExecService {
+    /// Sends the ExecSync.
     pub forwarder: Arc<Forwarder>,
+    /// Verifies the signature of a command.
     pub grants: Arc<GrantVerifier>,
 }
 

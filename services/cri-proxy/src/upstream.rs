@@ -73,6 +73,7 @@ impl Upstream {
         Self { path: path.into(), state: Arc::default() }
     }
 
+    /// Returns the path of the runtime's socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -133,6 +134,7 @@ impl Upstream {
         Ok(self.state.lock().await.connections_made)
     }
 
+    /// Returns whether a connection is open. Does not connect, and does not call the runtime.
     pub async fn is_connected(&self) -> bool {
         self.state.lock().await.sender.as_ref().is_some_and(|s| !s.is_closed())
     }

@@ -73,22 +73,15 @@ fn issuer_key(certificate: &X509Certificate<'_>) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+    use quintlet_testkit::certificates::{Authority, ExtendedKeyUsagePurpose};
 
     use super::*;
 
     /// Returns an authority of this name with a new key, and the certificate of a client of it.
     fn cluster(name: &str) -> (String, String) {
-        let key = KeyPair::generate().unwrap();
-        let mut authority = CertificateParams::default();
-        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        authority.distinguished_name.push(DnType::CommonName, name);
-        let pem = authority.self_signed(&key).unwrap().pem();
-        let issuer = Issuer::from_params(&authority, &key);
-        let mut client = CertificateParams::default();
-        client.use_authority_key_identifier_extension = true;
-        let client = client.signed_by(&KeyPair::generate().unwrap(), &issuer).unwrap();
-        (pem, client.pem())
+        let authority = Authority::new(name);
+        let client = authority.client("node", "nodes", ExtendedKeyUsagePurpose::ClientAuth);
+        (authority.pem().to_owned(), client.pem())
     }
 
     #[test]

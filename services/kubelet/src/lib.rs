@@ -10,8 +10,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use quintctl::error::{EXIT_UNAVAILABLE, EXIT_USAGE};
-use quintctl::up;
+use quintctl::{EXIT_UNAVAILABLE, EXIT_USAGE, up};
 use quintlet_config::cli::Exit;
 use quintlet_config::diagnostics::render;
 use quintlet_localnode::cri;

@@ -25,6 +25,7 @@ pub enum Mode {
 #[derive(Debug, Clone, Parser)]
 #[command(name = "node-api", version)]
 pub struct NodeApiArgs {
+    /// Name of the node and the kubeconfig.
     #[command(flatten)]
     pub node: NodeArgs,
     /// Serve HTTPS and, if it has a port, the read-only API. If false, only the health endpoint is served
@@ -147,8 +148,10 @@ pub struct NodeApiArgs {
     /// Common name of a certificate whose client may subscribe over TCP. May be repeated
     #[arg(long, value_name = "NAME")]
     pub subscriber_name: Vec<String>,
+    /// Directories and telemetry, as for every service.
     #[command(flatten)]
     pub common: CommonArgs,
+    /// Configuration files and their precedence over flags.
     #[command(flatten)]
     pub config: ConfigArgs,
 }

@@ -49,7 +49,9 @@ struct LimitLabels {
 /// The share that a user has used up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShareOf {
+    /// Open connections.
     Connections,
+    /// Requests in flight.
     Requests,
 }
 
@@ -64,6 +66,7 @@ impl ShareOf {
     }
 }
 
+/// Metrics of the HTTPS API. Clones share their values.
 #[derive(Debug, Clone)]
 pub struct Counters {
     requests: Family<RequestLabels, Counter>,
@@ -75,7 +78,9 @@ pub struct Counters {
     limited: Family<LimitLabels, Counter>,
     reviews: Counter,
     handshakes: Counter,
+    /// Open connections of exec, attach and port-forward.
     pub upgrades: Gauge,
+    /// Open streams of logs.
     pub log_streams: Gauge,
 }
 
@@ -144,6 +149,7 @@ impl Counters {
         }
     }
 
+    /// Counts a request without valid credentials (401) or permission (403).
     pub fn refused(&self, code: http::StatusCode) {
         self.refused.get_or_create(&CodeLabel { code: code.as_u16() }).inc();
     }
@@ -169,6 +175,7 @@ impl Counters {
         self.reviews.inc();
     }
 
+    /// Counts a connection that closed before TLS was established.
     pub fn failed_handshake(&self) {
         self.handshakes.inc();
     }

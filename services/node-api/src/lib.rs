@@ -11,7 +11,6 @@
 //! Tasks: one per listener, per connection and per upgraded connection, and `reload` for files that have
 //! changed. `subscribers` is the port that passes streams of `quintlet.subscribe.v1` on over TCP.
 
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod allocated_pods;

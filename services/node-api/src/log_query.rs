@@ -69,28 +69,50 @@ struct Options {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueryError {
+    /// The query has neither a file nor a service.
     #[error("query: names nothing")]
     Empty,
+    /// A time cannot be parsed.
     #[error("{name}: {value:?} is no time of RFC 3339")]
-    Time { name: &'static str, value: String },
+    Time {
+        /// Name of the option.
+        name: &'static str,
+        /// The value in the query.
+        value: String,
+    },
+    /// A number cannot be parsed.
     #[error("{name}: {value:?} is no number")]
-    Number { name: &'static str, value: String },
+    Number {
+        /// Name of the option.
+        name: &'static str,
+        /// The value in the query.
+        value: String,
+    },
+    /// The query names a file in the log directory and a service of the journal.
     #[error("query: a file and a service at a time")]
     FileAndService,
+    /// Only one file is read at a time.
     #[error("query: more than one file")]
     SeveralFiles,
+    /// Options such as `sinceTime` apply to the journal only.
     #[error("query: a file has no options")]
     FileWithOptions,
+    /// The query names more services than one call of journalctl gets.
     #[error("query: more than {MAX_SERVICES} services")]
     TooManyServices,
+    /// The name has characters that systemd does not allow in one.
     #[error("query: {0:?} is no name of a service")]
     ServiceName(String),
+    /// No entry can match.
     #[error("untilTime: before sinceTime")]
     UntilBeforeSince,
+    /// Boots are numbered from 0, the current one, downwards.
     #[error("boot: must be less than 1")]
     Boot,
+    /// The number of lines is negative or above the limit.
     #[error("tailLines: must be between 0 and {MAX_TAIL_LINES}")]
     TailLines,
+    /// The pattern is rejected by the parser, before journalctl gets it.
     #[error("pattern: {0:?} is no regular expression")]
     Pattern(String),
 }
@@ -204,6 +226,7 @@ impl Query {
 #[cfg(feature = "fuzzing")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Journal {
+    /// The services, in the order of the query.
     pub services: Vec<String>,
     /// Arguments of journalctl.
     pub arguments: Vec<String>,

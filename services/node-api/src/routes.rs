@@ -31,10 +31,13 @@ use node_api_streams::Action;
 /// Handles the requests of one port.
 #[derive(Debug, Clone)]
 pub struct Routes {
+    /// The state that all ports share.
     pub state: Arc<ServerState>,
+    /// The port, which selects the pages.
     pub port: Port,
 }
 
+/// The ports that differ in pages and in access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Port {
     /// HTTPS: all pages, with authentication and authorization.

@@ -45,21 +45,37 @@ const RETRY: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
+    /// Anonymous requests, tokens and client certificates are all off.
     #[error("no authentication method configured")]
     NoAuthentication,
+    /// Tokens are reviewed by the API server, and there is no kubeconfig.
     #[error("no client provided, cannot use webhook authentication")]
     NoClientForTokens,
+    /// Authorization is by the API server, and there is no kubeconfig.
     #[error("no client provided, cannot use webhook authorization")]
     NoClientForAccess,
+    /// The serving certificate or the TLS flags cannot be used.
     #[error("failed to configure TLS")]
     Tls(#[from] TlsError),
+    /// The kubeconfig cannot be used.
     #[error("failed to create the API client")]
     Api(#[from] ReviewError),
+    /// The address of a port is in use, or not one of this machine.
     #[error("failed to listen on {address}")]
-    Listen { address: SocketAddr, source: std::io::Error },
+    Listen {
+        /// The configured address.
+        address: SocketAddr,
+        /// The error of the operating system.
+        source: std::io::Error,
+    },
     /// The socket for health and metrics.
     #[error("failed to bind {}", path.display())]
-    Socket { path: PathBuf, source: std::io::Error },
+    Socket {
+        /// Path of the socket.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: std::io::Error,
+    },
 }
 
 /// The node API with its ports bound.

@@ -46,6 +46,7 @@ pub const STUCK_AFTER: Duration = Duration::from_secs(60);
 /// The client of a connection. Every request has it as an extension.
 #[derive(Debug, Clone)]
 pub struct Peer {
+    /// Address of the client, for audit and limits.
     pub address: SocketAddr,
     /// The client's certificate chain; empty without TLS or a certificate.
     pub chain: Arc<[CertificateDer<'static>]>,
@@ -58,17 +59,22 @@ pub trait Handler: Clone + Send + Sync + 'static {
     /// Returns the client of a certificate chain that is valid.
     fn certified(&self, chain: &[CertificateDer<'static>]) -> Option<Client>;
 
+    /// Returns the response to a request, errors included.
     fn handle(&self, request: Request<Incoming>) -> impl Future<Output = Response<Body>> + Send;
 }
 
 /// A bound socket with its handler and limits.
 #[derive(Clone)]
 pub struct Listener<H> {
+    /// Handles the requests of each connection.
     pub handler: H,
     /// TLS; `None` for plain HTTP.
     pub tls: Option<TlsAcceptor>,
+    /// Limits of the time and size of requests.
     pub limits: Limits,
+    /// Limits the open connections of each client.
     pub gate: ConnectionLimiter,
+    /// Metrics of connections.
     pub counters: Counters,
     /// Beats while connections are accepted.
     pub heartbeat: Heartbeat,
@@ -120,6 +126,7 @@ impl<H: Handler> Listener<H> {
         let Some(tls) = self.tls.clone() else {
             return self.serve(stream, Peer { address, chain: Arc::new([]), life }).await;
         };
+        // Dropping the handshake closes the connection, which is what a displaced client gets.
         let shaken = tokio::select! {
             shaken = tokio::time::timeout(self.limits.handshake, tls.accept(stream)) => shaken,
             () = life.displaced() => return self.counters.displaced_connection(life.pool()),

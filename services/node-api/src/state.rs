@@ -23,10 +23,13 @@ use node_api_streams::StreamServer;
 /// The pages of statistics.
 #[derive(Debug, Default)]
 pub struct StatsPages {
+    /// `/stats/summary`.
     pub summary: SharedPage,
     /// The summary with CPU and memory only.
     pub light_summary: SharedPage,
+    /// `/metrics/resource`.
     pub resource: SharedPage,
+    /// `/metrics/cadvisor`.
     pub cadvisor: SharedPage,
 }
 
@@ -46,21 +49,30 @@ impl RequestSlots {
     }
 }
 
+/// The state that all requests share.
 #[derive(Debug)]
 pub struct ServerState {
+    /// Clients of the other services.
     pub services: Services,
+    /// Name of the node, the object of authorization.
     pub node_name: String,
+    /// Identifies the users of requests.
     pub authn: Authenticator,
+    /// Authorizes the requests of identified users.
     pub authz: Authorizer,
+    /// Metrics of requests.
     pub counters: Counters,
+    /// Limits of the time and size of requests.
     pub limits: Limits,
     /// Requests in flight by user.
     pub requests: RequestSlots,
+    /// Serves exec, attach, port-forward and run.
     pub streams: StreamServer,
     /// Tasks of connections.
     pub tasks: TaskTracker,
     /// Cancelled when open connections are closed.
     pub abort: CancellationToken,
+    /// Wall clock and CLOCK_BOOTTIME.
     pub clock: Clock,
     /// `enableDebuggingHandlers`: serves logs, exec, attach, port-forward, run and runningpods.
     pub debugging: bool,
@@ -76,7 +88,9 @@ pub struct ServerState {
     pub system_logs: Option<PathBuf>,
     /// Runs log queries; none if they are disabled.
     pub log_query: Option<LogQuery>,
+    /// Collects statistics.
     pub stats: Arc<Stats>,
+    /// Rendered pages, which requests at the same time share.
     pub pages: StatsPages,
     /// The last metrics of each service.
     pub metrics_cache: MetricsCache,

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::paths::Paths;
+use quintlet_kit::paths::{Paths, socket_names};
 use quintlet_kit::rate::LogInterval;
 use quintlet_kit::slots::ReachedLimit;
 use quintlet_kit::{socket, task};
@@ -397,9 +397,9 @@ impl Relay {
             StreamKind::Pods => Ok(self.paths.podsync_subscribers()),
             StreamKind::Probes => {
                 let paths = self.paths.clone();
-                let dir =
-                    self.paths.probe_subscribers("0").parent().map(Path::to_path_buf).unwrap_or_default();
-                let instances = task::blocking(move || instances(&dir)).await;
+                let dir = self.paths.probe_subscribers_dir();
+                let names = task::blocking(move || socket_names(&dir)).await;
+                let instances: Vec<String> = names.into_iter().collect();
                 choose_instance(&instances, instance.as_deref()).map(|id| paths.probe_subscribers(id))
             }
         }
@@ -445,40 +445,22 @@ impl Handler for Relay {
     }
 }
 
-/// Returns the instances of probe-service that have a socket for subscribers, sorted.
-fn instances(dir: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    // A socket that is being created has a name with a dot in front.
-    let mut ids: Vec<String> = names
-        .filter_map(|name| Some(name.strip_suffix(".sock")?.to_owned()))
-        .filter(|id| !id.starts_with('.'))
-        .collect();
-    ids.sort();
-    ids
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use node_api_access::limits::ConnectionLimiter;
+    use quintlet_testkit::certificates::Authority;
     use tonic::Code;
 
     use super::*;
     use crate::connection::ConnectionState;
 
-    /// Returns the CA of a file, and the certificate of a client that it signed.
+    /// Writes a new CA into a file. Returns the certificate of a client that it signed.
     fn authority(file: &Path, name: &str) -> CertificateDer<'static> {
-        let key = rcgen::KeyPair::generate().unwrap();
-        let mut ca = rcgen::CertificateParams::default();
-        ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-        ca.distinguished_name.push(rcgen::DnType::CommonName, name);
-        std::fs::write(file, ca.self_signed(&key).unwrap().pem()).unwrap();
-        let mut client = rcgen::CertificateParams::default();
-        client.distinguished_name.push(rcgen::DnType::CommonName, "watcher");
-        client.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
-        client.not_after = rcgen::date_time_ymd(2030, 1, 1);
-        let own = rcgen::KeyPair::generate().unwrap();
-        client.signed_by(&own, &rcgen::Issuer::new(ca, key)).unwrap().der().clone()
+        let ca = Authority::new(name);
+        std::fs::write(file, ca.pem()).unwrap();
+        ca.client_until("watcher", "g", 2030).der()
     }
 
     #[tokio::test(start_paused = true)]

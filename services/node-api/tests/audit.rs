@@ -1,6 +1,6 @@
 //! Each request for a container is audited, whatever its outcome. A binary of its own, since it sets the
 //! process's subscriber of log events.
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs, unreachable_pub, dead_code)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, unreachable_pub, dead_code)]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Spans of requests, and the verbosity of log lines. A binary of its own, since it installs the process's
 //! subscriber.
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs, unreachable_pub, dead_code)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, unreachable_pub, dead_code)]
 
 mod common;
 

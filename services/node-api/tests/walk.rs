@@ -1,12 +1,13 @@
 //! Requests every endpoint with every kind of credentials. A binary of its own, whose counters it reads.
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs, unreachable_pub, dead_code)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, unreachable_pub, dead_code)]
 
 mod common;
 
-use common::{Api, Ca, Identity};
+use common::{Api, new_ca};
 use http::{Method, StatusCode};
 use node_api::counters::ShareOf;
 use node_api_access::limits::{Limits, Pool, Share, Shares};
+use quintlet_testkit::certificates::{Authority, Identity};
 
 /// Returns the value of a counter on the page of metrics: the sum over all servers of this process.
 fn counted(name: &str, labels: &str) -> u64 {
@@ -85,14 +86,15 @@ fn verb(method: &str) -> &'static str {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_endpoint_requires_an_authorized_user() {
-    let (ca, foreign) = (Ca::new(), Ca::new());
+    let (ca, foreign) = (new_ca(), new_ca());
     let api = Api::start_with(Limits::default(), |dir| {
-        std::fs::write(dir.join("ca.pem"), &ca.pem).unwrap();
+        std::fs::write(dir.join("ca.pem"), ca.pem()).unwrap();
         vec![format!("--client-ca-file={}", dir.join("ca.pem").display())]
     })
     .await;
-    let certificate =
-        |ca: &Ca, user: &str| ca.client(user, "walkers", rcgen::ExtendedKeyUsagePurpose::ClientAuth);
+    let certificate = |ca: &Authority, user: &str| {
+        ca.client(user, "walkers", quintlet_testkit::certificates::ExtendedKeyUsagePurpose::ClientAuth)
+    };
     let (mallory, nobody) = (certificate(&ca, "mallory"), certificate(&foreign, "right-0-healthz"));
     api.test_api.set_token("wrong", "mallory", &[]);
     // Permissions for other subresources.

@@ -4,9 +4,8 @@ use std::collections::HashMap;
 
 use quintlet_cri_api::v1;
 use quintlet_model::ids::{ContainerId, PodRef, PodUid, SandboxId};
-use quintlet_model::labels;
 use quintlet_model::runtime::{Container, ContainerState, Mount, Resources, Sandbox, SandboxState, User};
-use quintlet_model::stop_signal;
+use quintlet_model::{labels, stop_signal};
 use quintlet_proto::runtime::v1 as hints;
 
 use crate::traits::{HintEvent, HintKind, ListedContainer, ListedSandbox, ReadError};

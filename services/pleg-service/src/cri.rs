@@ -163,6 +163,7 @@ pub struct ProxyHints {
 }
 
 impl ProxyHints {
+    /// Returns the hints of the cri-proxy at a socket. Connects when it subscribes.
     #[must_use]
     pub fn new(socket: PathBuf) -> Self {
         let channel = quintlet_kit::socket::channel(socket.clone());

@@ -15,7 +15,6 @@
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "no other crate builds on this one")]
 
 pub mod args;
 mod convert;

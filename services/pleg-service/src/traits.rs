@@ -11,14 +11,22 @@ use quintlet_proto::common::v1::Trace;
 /// A failed read of the runtime.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ReadError {
+    /// The call failed.
     #[error("{method}: {}", source.message())]
     Call {
+        /// Name of the method in the CRI.
         method: &'static str,
         /// Status of the runtime or of cri-proxy.
         source: tonic::Status,
     },
+    /// The runtime did not answer in time.
     #[error("{what}: no answer from the runtime within {limit:?}")]
-    Timeout { what: &'static str, limit: Duration },
+    Timeout {
+        /// The read that had no answer.
+        what: &'static str,
+        /// The time that the runtime had.
+        limit: Duration,
+    },
     /// The answer is invalid. The text has the path of the field.
     #[error("{0}")]
     Data(String),
@@ -38,33 +46,44 @@ impl ReadError {
 /// The sandboxes or containers to list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Filter {
+    /// Every object of the runtime, of this node agent or not.
     All,
     /// Selects by the label of the pod's UID.
     Pod(PodUid),
+    /// The object with this ID.
     Id(String),
 }
 
+/// A sandbox in a list, which has fewer fields than a status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedSandbox {
+    /// ID in the runtime.
     pub id: String,
     /// The pod in the labels, if any.
     pub pod: Option<PodRef>,
+    /// State at the time of the list.
     pub state: SandboxState,
 }
 
+/// A container in a list, which has fewer fields than a status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedContainer {
+    /// ID in the runtime.
     pub id: String,
+    /// ID of its sandbox, which may have been removed.
     pub sandbox_id: String,
     /// The pod in the labels, if any.
     pub pod: Option<PodRef>,
+    /// State at the time of the list.
     pub state: ContainerState,
 }
 
 /// The reads of the CRI. No answer is older than the call.
 #[async_trait]
 pub trait ContainerRuntime: Send + Sync + 'static {
+    /// Calls ListPodSandbox.
     async fn sandboxes(&self, filter: Filter) -> Result<Vec<ListedSandbox>, ReadError>;
+    /// Calls ListContainers.
     async fn containers(&self, filter: Filter) -> Result<Vec<ListedContainer>, ReadError>;
     /// Calls PodSandboxStatus. Returns none if the sandbox does not exist.
     async fn sandbox(&self, id: &str) -> Result<Option<(PodRef, Sandbox)>, ReadError>;
@@ -76,11 +95,15 @@ pub trait ContainerRuntime: Send + Sync + 'static {
 /// The change that a hint reports. It may not be visible in the CRI yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum HintKind {
+    /// The container or sandbox exists.
     Created,
+    /// The main process runs.
     Started,
     /// The main process exited, and an exit follows once the CRI is about to show it.
     Exiting,
+    /// The main process exited.
     Exited,
+    /// The container or sandbox is gone.
     Deleted,
     /// The OOM killer ended a process of the container.
     Oom,
@@ -101,26 +124,34 @@ impl HintKind {
     }
 }
 
+/// An element of the stream of hints.
 #[derive(Debug, Clone, PartialEq)]
 pub enum HintEvent {
     /// The source of hints.
     Source {
         /// `containerd`, `cri` or `none`.
         name: &'static str,
+        /// Whether hints arrive; if not, only relists see changes.
         live: bool,
     },
+    /// A change of a container or sandbox.
     Hint {
+        /// The kind of the change.
         kind: HintKind,
         /// Container or sandbox id.
         id: String,
         /// UID of the pod, if the source knows it.
         pod: Option<PodUid>,
+        /// Context of the span in cri-proxy that read the event.
         trace: Option<Trace>,
         /// Time of the event in nanoseconds since 1970, or 0.
         at_unix_ns: i64,
     },
     /// Hints were dropped because this reader was too slow.
-    Overrun { missed: u64 },
+    Overrun {
+        /// Number of lost hints.
+        missed: u64,
+    },
 }
 
 /// The hint stream of cri-proxy.

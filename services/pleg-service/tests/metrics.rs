@@ -1,6 +1,6 @@
 //! The kubelet's metrics of PLEG, under its names, types, labels and buckets
 //! (pkg/kubelet/metrics/metrics.go). A binary of its own, whose counters no other test changes.
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 mod common;
 

@@ -65,6 +65,7 @@ pub struct Args {
     /// Interval between requests to that URL.
     #[arg(long, default_value = "20s", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub http_check_frequency: Duration,
+    /// Name of the node and the kubeconfig.
     #[command(flatten)]
     pub node: NodeArgs,
     /// Certificates of the node.
@@ -150,6 +151,7 @@ pub struct Args {
     /// CPUs, memory and NUMA nodes of containers.
     #[command(flatten)]
     pub placement: PlacementArgs,
+    /// Thresholds of evictions.
     #[command(flatten)]
     pub eviction: EvictionArgs,
     /// Requirements on the machine.
@@ -158,6 +160,7 @@ pub struct Args {
     /// Places of the machine's disks.
     #[command(flatten)]
     pub disks: DiskArgs,
+    /// Directories, configuration files and telemetry.
     #[command(flatten)]
     pub process: ProcessArgs,
 }

@@ -21,9 +21,8 @@ use quintlet_model::runtime::{ContainerState, Known, PodRuntime, SharedPodRuntim
 use tokio::time::Instant;
 
 use pod_sync_containment::PodWork;
-use pod_sync_worker::NextWork;
 use pod_sync_worker::context::{NodeConfig, PodDirs, PodEnvironment, WorkerContext};
-use pod_sync_worker::{Halt, stop_all_containers};
+use pod_sync_worker::{Halt, NextWork, stop_all_containers};
 
 /// Containers of a pod whose spec is lost get this long, seconds (pkg/kubelet/pod_workers.go: grace 1, raised
 /// to the least that any stop gets).
@@ -83,7 +82,7 @@ async fn try_to_remove_orphan(ctx: &WorkerContext, pod: &SharedPodRuntime) {
     ctx.control.pod_workers.complete_work(uid, WorkOutcome::Failed(None));
 }
 
-// A pod without a spec, for events.
+/// Returns a pod without a spec, for events.
 fn named(pod: &PodRuntime) -> Pod {
     let metadata = ObjectMeta {
         name: Some(pod.pod.name.to_string()),

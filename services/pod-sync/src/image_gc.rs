@@ -27,6 +27,7 @@ const MEASURE_TIMEOUT: Duration = Duration::from_secs(20);
 /// The groups that image garbage collection uses.
 #[derive(Clone)]
 pub struct ImageGcContext {
+    /// Wall clock, which tests replace.
     pub clock: Clock,
     /// Settings of this node.
     pub node: Arc<NodeConfig>,
@@ -34,7 +35,9 @@ pub struct ImageGcContext {
     pub runtime: RuntimeAccess,
     /// Statuses, events, views and metrics.
     pub reporting: Arc<Reporting>,
+    /// Records of the pulls of images, which are removed with them.
     pub images: Arc<ImagePulls>,
+    /// Thresholds and ages.
     pub policy: ImageGcPolicy,
     /// Use of the node's images over time.
     usage: Arc<Mutex<ImageUsage>>,
@@ -287,7 +290,7 @@ async fn remove(ctx: &ImageGcContext, image: &Image, cause: ImageRemoval) -> Res
     Ok(())
 }
 
-// Returns IDs and names of the images in use by containers (running or dead), image volumes and sandboxes.
+/// Returns IDs and names of the images in use by containers (running or dead), image volumes and sandboxes.
 async fn in_use(ctx: &ImageGcContext) -> Result<BTreeSet<String>, Failure> {
     let all = ctx
         .runtime

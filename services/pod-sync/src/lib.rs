@@ -16,7 +16,6 @@
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 mod admission;
 pub mod args;
@@ -118,7 +117,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     agent.write_allocations().await;
     serving.await?.context("server")?;
     drop(owner);
-    agent.refusal()
+    agent.tasks.result()
 }
 
 async fn set_up(args: Args, clock: Clock, stop: CancellationToken) -> anyhow::Result<Box<Started>> {
@@ -130,11 +129,13 @@ async fn set_up(args: Args, clock: Clock, stop: CancellationToken) -> anyhow::Re
     let stuck_after = STUCK.max(args.sync_frequency.saturating_mul(2));
     // Boxed, so that the process does not keep the memory of its start.
     let (agent, inputs) = Box::pin(Agent::open(args, clock, owner.epoch(), stop.clone())).await?;
-    agent.start_certificates();
-    agent.start_name_check();
-    agent.start_clients(inputs);
-    let shutting_down = agent.start_shutdown()?;
-    agent.start_maintenance();
+    let node = agent.node();
+    node.start_certificates();
+    node.start_name_check();
+    agent.clients().start(inputs);
+    let maintenance = agent.maintenance();
+    let shutting_down = maintenance.start_shutdown()?;
+    maintenance.start();
     // Blocks: there is no pod before the start.
     let records = agent.load_records();
     let (pressure_tx, pressure) = watch::channel(BTreeSet::new());
@@ -142,20 +143,21 @@ async fn set_up(args: Args, clock: Clock, stop: CancellationToken) -> anyhow::Re
     let full_round = Arc::new(Notify::new());
     let published =
         Published { conditions: pressure_tx, round: rounds_tx, full_round: Arc::clone(&full_round) };
-    let evictions = agent.evictions(&records, published)?;
+    let evictions = maintenance.evictions(&records, published)?;
     let conditions = NodeConditions { shutting_down, pressure };
-    agent.start_node(&conditions);
+    node.start_reports(&conditions);
+    let servers = agent.servers();
     let (serving, health) =
-        agent.serve(evictions.is_some().then_some(EvictionRounds { last: rounds, full_round })).await?;
-    agent.serve_subscribers();
-    agent.serve_pods_api()?;
-    agent.serve_device_plugins()?;
-    agent.serve_pod_resources()?;
-    agent.wipe_resource_slices();
-    agent.reconcile_cpus();
-    agent.serve_metrics();
+        servers.serve(evictions.is_some().then_some(EvictionRounds { last: rounds, full_round })).await?;
+    servers.serve_subscribers();
+    servers.serve_pods_api()?;
+    servers.serve_device_plugins()?;
+    servers.serve_pod_resources()?;
+    servers.wipe_resource_slices();
+    maintenance.reconcile_cpus();
+    servers.serve_metrics();
     // Blocks: pods are managed after it.
-    let (mut manager, sources) = agent.pod_manager(conditions, &records);
+    let (mut manager, sources) = agent.sources().pod_manager(conditions, &records);
     manager.restore(records);
     if let Some(evictions) = evictions {
         agent.tasks.spawn("eviction", evictions);

@@ -11,7 +11,7 @@ use pod_sync_node_object::{EnforcedReservation, ReservationError, ReservationFie
 use quintlet_config::table::{
     BIND_MOUNT_OPTIONS, DEFAULT_POD_SYSCTLS, DEVICE_HEALTH, EMPTY_DIR_MODE, FILE_OWNERS, GRPC_PROBE_TLS,
     H2C_PROBES, HUGE_PAGE_AWARE_EVICTION, IN_USER_NAMESPACE, MEMORY_QOS, MEMORY_VOLUME_RESIZE,
-    POD_CERTIFICATES, PODS_API, QOS_RESERVED, QUOTA_MONITORING, RESIZE_PREEMPTION, SELINUX_MOUNT,
+    POD_CERTIFICATES, PODS_API, QOS_RESERVED, QUOTA_MONITORING, RESIZE_PREEMPTION, SELINUX_MOUNT, SETTABLE,
     STOP_SIGNALS, TRUST_BUNDLE_PROJECTION, VOLUME_HEALTH, has_gate,
 };
 
@@ -116,15 +116,16 @@ pub struct ResourceArgs {
     /// The same for exec probes, whose attempts each start a process in the runtime.
     #[arg(long, default_value_t = 0, value_name = "ATTEMPTS")]
     pub sub_second_exec_probe_rate: u32,
-    /// Feature gate, `Name=true`; may be given more than once. All but these are fixed:
-    /// AtomicWriteVolumeUserFields, CPUManagerPolicyAlphaOptions, CPUManagerPolicyBetaOptions,
-    /// CSIVolumeHealth, ClusterTrustBundleProjection, ContainerStopSignals, DefaultPodSysctls,
-    /// EmptyDirVolumeMode, GRPCContainerProbeTLS, H2CContainerProbe, HugepageAwareEviction,
-    /// KubeletCrashLoopBackOffMax, KubeletInUserNamespace, LocalStorageCapacityIsolationFSQuotaMonitoring,
-    /// MemoryQoS, PodCertificateRequest, PodLevelResourceManagers, PodsAPI, QOSReserved,
-    /// ResourceHealthStatus, SELinuxMount and VolumeBindMountOptions.
-    #[arg(long, value_delimiter = ',', value_name = "GATE")]
+    /// Values of feature gates, as `Name=true` or `Name=false`. The last value of a gate applies.
+    #[arg(long, value_delimiter = ',', value_name = "GATE", help = feature_gates_help())]
     pub feature_gates: Vec<String>,
+}
+
+fn feature_gates_help() -> String {
+    let mut names: Vec<&str> = SETTABLE.iter().map(|gate| gate.name).collect();
+    names.sort_unstable();
+    let names = names.join(", ");
+    format!("Feature gate, `Name=true`; may be given more than once. All but these are fixed: {names}")
 }
 
 impl ResourceArgs {

@@ -1,6 +1,7 @@
-//! The start of pod-sync. [`Agent::open`] opens the state and makes the clients; the other stages start its
-//! tasks.
+//! The start of pod-sync. [`Agent::open`] opens the state and makes the clients. The stages start the tasks:
+//! each is a type with the fields that it uses.
 
+mod api;
 mod cgroups;
 mod claims;
 mod clients;
@@ -9,40 +10,31 @@ mod maintenance;
 mod node;
 mod node_name;
 mod placement;
+mod process_tasks;
 mod server;
 mod sources;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use anyhow::Context as _;
-use pod_sync_certificates::{ClusterTrustBundles, PodCertificateContext, PodCertificates};
+use pod_sync_certificates::PodCertificateContext;
 use pod_sync_claims::{ClaimContext, Claims};
-use pod_sync_clients::{Events, Pleg, ProbeFailure, Probes, Runtime, Statuses, UnsentEvents, WorkerWakeups};
+use pod_sync_clients::{Events, Pleg, Probes, Runtime, Statuses, UnsentEvents, WorkerWakeups};
 use pod_sync_containment::Containment;
 use pod_sync_decisions::backoff::BackoffDelays;
 use pod_sync_devices::{DeviceContext, Devices};
 use pod_sync_direct_volumes::Volumes;
-use pod_sync_direct_volumes::certificates::{CredentialBundles, TrustAnchors};
 use pod_sync_direct_volumes::mount_table::ProcMountTable;
 use pod_sync_images::credentials::Credentials;
 use pod_sync_images::credentials::node_files::{ConfigDirs, NodeFiles};
 use pod_sync_images::credentials::plugins::Plugins;
 use pod_sync_images::pull_records::PullRecords;
 use pod_sync_images::pulls::PullLimits;
-use pod_sync_layout::NodeSettings;
-use pod_sync_layout::RuntimeState;
-use pod_sync_layout::TokenSource;
+use pod_sync_layout::{NodeSettings, RuntimeState};
 use pod_sync_metrics::PodMetrics;
-use pod_sync_node_certificates::NodeClient;
-use pod_sync_node_object::EnforcedReservation;
-use pod_sync_objects::ObjectCache;
 use pod_sync_records::{Allocations, IdPool, PodRecord, StateDir, UserNamespaces};
-use pod_sync_sources::api::ClusterView;
-use pod_sync_sources::cluster::{ApiSources, Objects, Tokens};
-use pod_sync_sources::objects::ManifestObjects;
 use pod_sync_views::PodViews;
-use pod_sync_volume_manager::objects::{ApiObjects, VolumeObjects};
 use pod_sync_volume_manager::{VolumeTasks, VolumeTasksContext};
 use pod_sync_volume_usage::Measured;
 use pod_sync_worker::context::{
@@ -55,58 +47,36 @@ use quintlet_kit::clock::Clock;
 use quintlet_kit::grant::GrantKey;
 use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::stalls::Stalls;
-use quintlet_kit::task::TaskGroup;
 use quintlet_model::ids::PodUid;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::cgroups::CGROUP_FS;
+
+use self::api::ApiAccess;
+use self::clients::{ClientChannels, ClientTasks};
+use self::maintenance::MaintenanceTasks;
+use self::node::NodeTasks;
+use self::process_tasks::ProcessTasks;
+use self::server::Servers;
+use self::sources::SourceTasks;
 use crate::args::{Args, CgroupDriver};
 use crate::image_gc::ImageGcContext;
 use crate::pod_manager;
 use crate::settings::settings;
-use crate::start_refusal::StartRefusal;
-
-/// Mount point of the cgroup hierarchies.
-pub(crate) const CGROUP_FS: &str = "/sys/fs/cgroup";
 
 /// Directory of the socket at which device plugins register, below the root directory.
 const DEVICE_PLUGINS: &str = "device-plugins";
 
 /// pod-sync with its state open, before and while its tasks run.
 pub(crate) struct Agent {
-    pub(crate) tasks: TaskGroup,
+    pub(crate) tasks: ProcessTasks,
     args: Args,
     paths: Paths,
     ctx: Arc<WorkerContext>,
     api: ApiAccess,
     measured: Arc<Measured>,
     image_gc: ImageGcContext,
-    /// The error that stops this process after its start.
-    refusal: Arc<OnceLock<StartRefusal>>,
-    stop: CancellationToken,
-}
-
-/// The API server, if there is one, and the objects that pods refer to.
-struct ApiAccess {
-    /// Follows the kubeconfig; none without one.
-    node_client: Option<NodeClient>,
-    /// Whether the name of the node is checked. Requests of `client` wait for it.
-    name_checked: watch::Sender<bool>,
-    /// Client of the API server; none without a kubeconfig.
-    client: Option<kube::Client>,
-    /// The Node, Services and RuntimeClasses of the API server.
-    cluster: Arc<ClusterView>,
-    /// ConfigMaps and Secrets of the API server; none without one.
-    object_cache: Option<Arc<ObjectCache>>,
-    /// ConfigMaps and Secrets of manifests.
-    manifests: Arc<ManifestObjects>,
-}
-
-/// The reservations to enforce, and the ends of channels that the tasks of the clients own.
-pub(crate) struct ClientChannels {
-    reservations: Vec<EnforcedReservation>,
-    runtime_state: watch::Sender<RuntimeState>,
-    probe_failures: mpsc::Receiver<ProbeFailure>,
 }
 
 impl Agent {
@@ -229,9 +199,8 @@ impl Agent {
             clock,
         });
         let image_gc = ImageGcContext::new(&ctx, args.images.policy());
-        let (tasks, measured) = (TaskGroup::new(), Arc::default());
-        let refusal = Arc::default();
-        let agent = Self { tasks, args, paths, ctx, api, measured, image_gc, refusal, stop };
+        let (tasks, measured) = (ProcessTasks::new(stop), Arc::default());
+        let agent = Self { tasks, args, paths, ctx, api, measured, image_gc };
         Ok((agent, ClientChannels { reservations, runtime_state, probe_failures }))
     }
 
@@ -241,6 +210,36 @@ impl Agent {
         let with_pod = records.iter().filter(|(_, record)| pod_manager::has_pod(record));
         self.ctx.reporting.views.expect_restored(with_pod.map(|(uid, _)| uid.clone()));
         records
+    }
+
+    /// Writes the allocations that changed last to the files that a kubelet reads.
+    pub(crate) async fn write_allocations(&self) {
+        self.ctx.checkpoints.allocations.write_files().await;
+    }
+
+    pub(crate) fn clients(&self) -> ClientTasks<'_> {
+        let Self { tasks, ctx, args, paths, .. } = self;
+        ClientTasks { tasks, ctx, args, paths }
+    }
+
+    pub(crate) fn maintenance(&self) -> MaintenanceTasks<'_> {
+        let Self { tasks, ctx, args, paths, measured, image_gc, .. } = self;
+        MaintenanceTasks { tasks, ctx, args, paths, measured, image_gc }
+    }
+
+    pub(crate) fn node(&self) -> NodeTasks<'_> {
+        let Self { tasks, ctx, args, paths, api, .. } = self;
+        NodeTasks { tasks, ctx, args, paths, api }
+    }
+
+    pub(crate) fn servers(&self) -> Servers<'_> {
+        let Self { tasks, ctx, args, paths, api, measured, .. } = self;
+        Servers { tasks, ctx, args, paths, api, measured }
+    }
+
+    pub(crate) fn sources(&self) -> SourceTasks<'_> {
+        let Self { tasks, ctx, args, api, .. } = self;
+        SourceTasks { tasks, ctx, args, api }
     }
 }
 
@@ -335,51 +334,4 @@ fn credentials(args: &Args, clock: &Clock) -> anyhow::Result<Credentials> {
         (None, _) | (_, None) => None,
     };
     Ok(Credentials::new(NodeFiles::new(&ConfigDirs::of_this_process(&args.root_dir)), plugins))
-}
-
-impl ApiAccess {
-    /// Connects to the API server, if there is one. Returns the objects of pods, too.
-    async fn open(
-        args: &Args,
-        wakeups: &Arc<WorkerWakeups>,
-        clock: &Clock,
-        stop: &CancellationToken,
-    ) -> anyhow::Result<(Self, Objects)> {
-        let node_client = crate::node_client::node_client(args, clock).await?;
-        let name_checked = watch::Sender::new(false);
-        let client = node_client.as_ref().map(|client| client.client_after(name_checked.subscribe()));
-        let manifests = Arc::new(ManifestObjects::new(Arc::clone(wakeups)));
-        let cluster = Arc::new(ClusterView::default());
-        let detection = (args.config_map_and_secret_change_detection_strategy, args.sync_frequency);
-        let sources =
-            client.clone().map(|client| ApiSources::new(client, &cluster, detection, wakeups, stop));
-        let object_cache = sources.as_ref().map(|sources| Arc::clone(&sources.cache));
-        let objects = Objects::new(Arc::clone(&manifests), sources);
-        Ok((Self { node_client, name_checked, client, cluster, object_cache, manifests }, objects))
-    }
-
-    fn tokens(&self) -> Option<Arc<dyn TokenSource>> {
-        self.client.clone().map(|client| Arc::new(Tokens::new(client)) as Arc<dyn TokenSource>)
-    }
-
-    /// Returns the ClusterTrustBundles, if there is an API server and the feature gate is on.
-    fn trust_anchors(&self, args: &Args, stop: &CancellationToken) -> Option<Arc<dyn TrustAnchors>> {
-        let client = self.client.clone().filter(|_| args.resources.projects_trust_bundles())?;
-        Some(Arc::new(ClusterTrustBundles::new(client, stop.clone())))
-    }
-
-    /// Returns the keys and certificates of pods, if there is an API server and the feature gate is on.
-    fn credentials(
-        &self,
-        args: &Args,
-        inputs: PodCertificateContext,
-        stop: &CancellationToken,
-    ) -> Option<Arc<dyn CredentialBundles>> {
-        let client = self.client.clone().filter(|_| args.resources.projects_pod_certificates())?;
-        Some(PodCertificates::start(client, inputs, stop.clone()))
-    }
-
-    fn volume_objects(&self) -> Option<Arc<dyn VolumeObjects>> {
-        self.client.clone().map(|client| Arc::new(ApiObjects(client)) as Arc<dyn VolumeObjects>)
-    }
 }

@@ -18,6 +18,7 @@ pub const MAX_REPORT_OUTPUT: usize = 1024;
 /// Shortest period that a target sets in milliseconds. A shorter one counts as this one.
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 
+/// Parses the UID of a pod.
 pub fn uid(value: &str) -> Result<PodUid, ConvertError> {
     PodUid::parse(value).map_err(|source| ConvertError::Id { field: "uid", source })
 }
@@ -116,6 +117,7 @@ pub fn result(key: &ProbeKey, generation: u64, memory: &ProbeMemory, output: &st
     }
 }
 
+/// Returns the number of the type in `quintlet.probe.v1`.
 #[must_use]
 pub fn kind(kind: ProbeType) -> i32 {
     wire::ProbeType::from(kind) as i32

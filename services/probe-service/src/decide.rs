@@ -27,6 +27,7 @@ pub enum NextStep {
     Probe(ContainerId),
 }
 
+/// Reason why a probe does not run, although its target exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IdleReason {
     /// The container has no instance, or its instance has not started.
@@ -35,6 +36,7 @@ pub enum IdleReason {
     OnHold,
     /// The container stopped, and its memory says so.
     Stopped,
+    /// A startup probe that has succeeded does not run again for its instance.
     StartupPassed,
     /// The startup probe has not passed yet.
     NotStarted,
@@ -45,7 +47,9 @@ pub enum IdleReason {
 /// The result of one attempt, before thresholds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProbeAttempt {
+    /// The handler succeeded.
     Success,
+    /// The handler ran and failed.
     Failure,
     /// The attempt could not be made, or the prober stalled during it.
     Unknown,

@@ -16,7 +16,6 @@
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "no other crate builds on this one")]
 
 pub mod convert;
 pub mod decide;
@@ -62,10 +61,18 @@ pub const SERVICE: &str = "probe-service";
 /// Mode of the socket: its user, its group and root may connect.
 const SOCKET_MODE: u32 = 0o660;
 
+/// Reason why the service ends other than by a stop.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
+    /// The socket cannot be created.
     #[error("failed to bind socket {}", path.display())]
-    Bind { path: PathBuf, source: io::Error },
+    Bind {
+        /// Path of the socket.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The server failed after its start.
     #[error("failed to serve gRPC")]
     Serve(#[source] tonic::transport::Error),
 }

@@ -41,8 +41,11 @@ pub struct Counters([Option<Counter>; 3]);
 /// The label `result` of an evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counted {
+    /// `successful`.
     Successful,
+    /// `failed`.
     Failed,
+    /// `unknown`.
     Unknown,
 }
 
@@ -58,16 +61,20 @@ impl Counted {
     }
 }
 
+/// The metrics. Clones share their values.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     total: Family<Total, Counter>,
     seconds: Family<Seconds, Histogram, Buckets>,
     /// Seconds from the time that an evaluation was due to its start.
     pub lag: Histogram,
+    /// Running workers, one per probe.
     pub workers: Gauge,
+    /// `quintlet_probe_stalls`: attempts that did not count because the prober stalled.
     pub stalls: Counter,
     /// Failed evaluations that no driver took in time.
     pub dropped: Counter,
+    /// Evaluations that slow observers missed.
     pub missed: Counter,
 }
 

@@ -192,15 +192,18 @@ impl Prober {
         Arc::clone(journal)
     }
 
+    /// Returns the stream of evaluations, which drivers subscribe to.
     #[must_use]
     pub fn evaluations(&self) -> &Evaluations {
         &self.shared.evaluations
     }
 
+    /// Counts evaluations that a subscriber missed because it was slow.
     pub fn count_missed(&self, missed: u64) {
         self.shared.metrics.missed.inc_by(missed);
     }
 
+    /// Stops all workers. Attempts in progress have no result.
     pub fn shutdown(&self) {
         let mut table = self.table.lock();
         let all: Vec<_> = table.pods.keys().cloned().collect();

@@ -30,6 +30,7 @@ pub struct ProbeService {
 }
 
 impl ProbeService {
+    /// Returns the gRPC service of a prober. Streams end when `stop` is cancelled.
     #[must_use]
     pub fn new(prober: Prober, stop: CancellationToken) -> Self {
         Self { prober, driver: Arc::new(Neighbour::new("pod-sync", &[])), stop }

@@ -19,7 +19,7 @@ const SHOWN: usize = 4;
 ///
 /// # Errors
 /// pod-sync does not answer, or the output cannot be written.
-pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
+pub(crate) async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
     let peer = Peer::pod_sync(paths);
     let mut client = ClaimsClient::new(peer.channel().await?);
     let reply = peer.list(client.list(ListClaimsRequest {})).await?;
@@ -29,7 +29,7 @@ pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
 /// Formats the table of drivers, and that of the claims; `wide` adds all pods and devices and the UIDs of the
 /// claims.
 #[must_use]
-pub fn render(reply: &ListClaimsReply, wide: bool) -> String {
+pub(crate) fn render(reply: &ListClaimsReply, wide: bool) -> String {
     if reply.drivers.is_empty() && reply.claims.is_empty() {
         return "no DRA driver has registered\n".to_owned();
     }

@@ -22,19 +22,19 @@ use crate::{
     version,
     after_help = "Exit codes: 0 success, 1 not found or not healthy, 64 usage error, 69 a service does not answer, a file is missing, or another agent runs."
 )]
-pub struct Cli {
+pub(crate) struct Cli {
     /// Directory of the services' sockets [default: /run/quintlet]
     #[arg(long, global = true, value_name = "DIR", env = "QUINTLET_RUN_DIR")]
-    pub run_dir: Option<PathBuf>,
+    pub(crate) run_dir: Option<PathBuf>,
     /// Format of the output
     #[arg(short, long, global = true, value_name = "FORMAT", value_enum, default_value_t)]
-    pub output: Format,
+    pub(crate) output: Format,
     #[command(subcommand)]
-    pub command: Command,
+    pub(crate) command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// List pods and what each pod waits for
     Pods(list_pods::PodsArgs),
     /// Show changes as they happen: pods, containers, probes, services
@@ -101,7 +101,7 @@ pub enum Command {
 ///
 /// # Errors
 /// The command failed. The type is the command's own: [`Error`], [`up::UpError`] or an error of localnode.
-pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send + Sync>> {
+pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send + Sync>> {
     let paths = Paths::new(cli.run_dir.as_deref().unwrap_or(Path::new(quintlet_kit::args::RUN_DIR)));
     let format = cli.output;
     let result = match cli.command {
@@ -167,7 +167,7 @@ pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send 
 
 /// Returns the exit code for an error of [`run`].
 #[must_use]
-pub fn exit_code(error: &(dyn std::error::Error + 'static)) -> ExitCode {
+pub(crate) fn exit_code(error: &(dyn std::error::Error + 'static)) -> ExitCode {
     let own = error.downcast_ref::<Error>().map(Error::exit_code);
     let installing = error.downcast_ref::<InstallError>().map(InstallError::exit_code);
     let starting = error.downcast_ref::<up::UpError>().map(up::UpError::exit_code);
@@ -176,7 +176,7 @@ pub fn exit_code(error: &(dyn std::error::Error + 'static)) -> ExitCode {
 
 /// Returns a hint for a forgotten `--run-dir`: `make run` keeps its sockets below the working directory.
 #[must_use]
-pub fn hint(error: &(dyn std::error::Error + 'static), cwd: &Path) -> Option<String> {
+pub(crate) fn hint(error: &(dyn std::error::Error + 'static), cwd: &Path) -> Option<String> {
     let unreachable = matches!(error.downcast_ref::<Error>(), Some(Error::Unreachable { path, .. }) if path.starts_with(quintlet_kit::args::RUN_DIR));
     let local = Path::new(".run/run");
     (unreachable && cwd.join(local).is_dir())

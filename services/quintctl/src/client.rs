@@ -1,49 +1,49 @@
 //! Clients of the services' sockets.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use quintlet_kit::messages::Chunk;
-use quintlet_kit::paths::{CriSocket, Paths};
+use quintlet_kit::paths::{CriSocket, Paths, socket_names};
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status, Streaming};
 
 use crate::error::Error;
 
 /// Time limit of a call. The kernel accepts connections for a stopped process, which then sends no response.
-pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Largest response, in bytes: a full ring buffer of spans, or a few hundred pods with their objects.
-pub const MAX_RESPONSE_BYTES: usize = 64 << 20;
+pub(crate) const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// A service and its socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// Name of the service, followed by the name of the instance for probe-service.
-    pub service: String,
-    pub path: PathBuf,
+    pub(crate) service: String,
+    pub(crate) path: PathBuf,
 }
 
 impl Peer {
     #[must_use]
-    pub fn new(service: impl Into<String>, path: PathBuf) -> Self {
+    pub(crate) fn new(service: impl Into<String>, path: PathBuf) -> Self {
         Self { service: service.into(), path }
     }
 
     #[must_use]
-    pub fn pod_sync(paths: &Paths) -> Self {
+    pub(crate) fn pod_sync(paths: &Paths) -> Self {
         Self::new("pod-sync", paths.podsync())
     }
 
     #[must_use]
-    pub fn pleg(paths: &Paths) -> Self {
+    pub(crate) fn pleg(paths: &Paths) -> Self {
         Self::new("pleg-service", paths.pleg())
     }
 
     /// Returns cri-proxy at the first of its sockets that exists: the read socket on a node, another socket
     /// in a container.
     #[must_use]
-    pub fn cri_proxy(paths: &Paths) -> Self {
+    pub(crate) fn cri_proxy(paths: &Paths) -> Self {
         // Every socket serves the health service. A container mounts only the sockets of its own service.
         let all = [CriSocket::Read, CriSocket::Sync, CriSocket::Admin, CriSocket::NodeApi, CriSocket::Probe];
         let first = all.into_iter().find(|socket| paths.cri(*socket).exists());
@@ -51,30 +51,23 @@ impl Peer {
     }
 
     #[must_use]
-    pub fn status_reporter(paths: &Paths) -> Self {
+    pub(crate) fn status_reporter(paths: &Paths) -> Self {
         Self::new("status-reporter", paths.status())
     }
 
     #[must_use]
-    pub fn node_api(paths: &Paths) -> Self {
+    pub(crate) fn node_api(paths: &Paths) -> Self {
         Self::new("node-api", paths.node_api())
     }
 
     /// Returns all instances of probe-service, sorted by name.
     #[must_use]
-    pub fn probes(paths: &Paths) -> Vec<Self> {
-        let mut out: Vec<Self> = sockets(&paths.probe_dir())
-            .into_iter()
-            .map(|path| {
-                let id = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-                let service = if id.starts_with("probe") {
-                    format!("probe-service {id}")
-                } else {
-                    format!("probe-service probe-{id}")
-                };
-                Self::new(service, path)
-            })
-            .collect();
+    pub(crate) fn probes(paths: &Paths) -> Vec<Self> {
+        let instance = |id: String| {
+            let prefix = if id.starts_with("probe") { "" } else { "probe-" };
+            Self::new(format!("probe-service {prefix}{id}"), paths.probe(&id))
+        };
+        let mut out: Vec<Self> = socket_names(&paths.probe_dir()).into_iter().map(instance).collect();
         out.sort_by(|a, b| a.service.cmp(&b.service));
         out
     }
@@ -82,7 +75,7 @@ impl Peer {
     /// Returns the five services in start order, then the node API if its socket exists. Without an instance
     /// of probe-service, a placeholder path in its directory represents the service.
     #[must_use]
-    pub fn all(paths: &Paths) -> Vec<Self> {
+    pub(crate) fn all(paths: &Paths) -> Vec<Self> {
         let mut out = vec![Self::cri_proxy(paths), Self::pleg(paths)];
         let probes = Self::probes(paths);
         if probes.is_empty() {
@@ -99,7 +92,7 @@ impl Peer {
     ///
     /// # Errors
     /// The socket does not accept connections.
-    pub async fn channel(&self) -> Result<Channel, Error> {
+    pub(crate) async fn channel(&self) -> Result<Channel, Error> {
         tokio::net::UnixStream::connect(&self.path).await.map_err(|source| Error::Unreachable {
             service: self.service.clone(),
             path: self.path.clone(),
@@ -112,7 +105,10 @@ impl Peer {
     ///
     /// # Errors
     /// The service returns an error, or no response within [`RESPONSE_TIMEOUT`].
-    pub async fn call<T>(&self, call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Error> {
+    pub(crate) async fn call<T>(
+        &self,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, Error> {
         match tokio::time::timeout(RESPONSE_TIMEOUT, call).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => Err(self.error(&status)),
@@ -125,7 +121,7 @@ impl Peer {
     ///
     /// # Errors
     /// The service returns an error, or no chunk within [`RESPONSE_TIMEOUT`].
-    pub async fn list<T: Chunk>(
+    pub(crate) async fn list<T: Chunk>(
         &self,
         call: impl Future<Output = Result<Response<Streaming<T>>, Status>>,
     ) -> Result<T, Error> {
@@ -139,7 +135,7 @@ impl Peer {
 
     /// Converts a status of this service to an error.
     #[must_use]
-    pub fn error(&self, status: &Status) -> Error {
+    pub(crate) fn error(&self, status: &Status) -> Error {
         // A status with a source was made by the client transport, not by the service.
         if std::error::Error::source(status).is_some() && status.code() != Code::NotFound {
             return self.unresponsive("the connection closed".to_owned());
@@ -159,10 +155,4 @@ impl Peer {
 
 async fn next<T>(chunks: &mut Streaming<T>) -> Result<Response<Option<T>>, Status> {
     chunks.message().await.map(Response::new)
-}
-
-fn sockets(dir: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let hidden = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with('.'));
-    entries.map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "sock") && !hidden(p)).collect()
 }

@@ -12,16 +12,16 @@ use crate::out::print;
 /// Show the effective configuration, with the origin of each value. An invalid configuration is reported with
 /// all errors and exit code 64.
 #[derive(Debug, Clone, clap::Args)]
-pub struct ConfigArgs {
+pub(crate) struct ConfigArgs {
     /// Configuration file [default: show the defaults]
     #[arg(value_name = "FILE")]
-    pub file: Option<PathBuf>,
+    pub(crate) file: Option<PathBuf>,
     /// Directory of drop-in files *.conf, merged in lexical order
     #[arg(long, value_name = "DIR")]
-    pub config_dir: Option<PathBuf>,
+    pub(crate) config_dir: Option<PathBuf>,
     /// Treat warnings as errors
     #[arg(long)]
-    pub strict: bool,
+    pub(crate) strict: bool,
 }
 
 /// Prints the effective configuration. Returns false if the configuration is invalid; its errors are on
@@ -29,7 +29,7 @@ pub struct ConfigArgs {
 ///
 /// # Errors
 /// Standard output or standard error is closed.
-pub fn run(args: ConfigArgs) -> Result<bool, Error> {
+pub(crate) fn run(args: ConfigArgs) -> Result<bool, Error> {
     let sources =
         Sources { file: args.file, drop_ins: args.config_dir, strict: args.strict, ..Sources::default() };
     let loaded = Config::load(&sources);

@@ -20,7 +20,7 @@ use quintctl_text::{NOTHING, clean, or_nothing, short_name, table};
 ///
 /// # Errors
 /// pod-sync does not answer, or the output cannot be written.
-pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
+pub(crate) async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
     let peer = Peer::pod_sync(paths);
     let mut client = CpusClient::new(peer.channel().await?);
     let reply = peer.list(client.list(ListCpusRequest {})).await?;
@@ -30,7 +30,7 @@ pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
 /// Formats the policies, the map of the CPUs, the memory, and the table of containers; `wide` adds the UIDs
 /// of the pods.
 #[must_use]
-pub fn render(reply: &ListCpusReply, wide: bool) -> String {
+pub(crate) fn render(reply: &ListCpusReply, wide: bool) -> String {
     let policies = reply.policies.clone().unwrap_or_default();
     let [cpu, memory, topology, scope] =
         [&policies.cpu, &policies.memory, &policies.topology, &policies.scope].map(|name| or_nothing(name));

@@ -19,7 +19,7 @@ const SHOWN: usize = 4;
 ///
 /// # Errors
 /// pod-sync does not answer, or the output cannot be written.
-pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
+pub(crate) async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
     let peer = Peer::pod_sync(paths);
     let mut client = DevicesClient::new(peer.channel().await?);
     let reply = peer.list(client.list(ListDevicesRequest {})).await?;
@@ -29,7 +29,7 @@ pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
 /// Formats the table of resources, and that of the containers that hold devices; `wide` adds all devices and
 /// the UIDs of the pods.
 #[must_use]
-pub fn render(reply: &ListDevicesReply, wide: bool) -> String {
+pub(crate) fn render(reply: &ListDevicesReply, wide: bool) -> String {
     if reply.resources.is_empty() {
         return "no device plugin has registered\n".to_owned();
     }

@@ -4,15 +4,14 @@ use std::io;
 use std::path::PathBuf;
 
 /// An object was not found, a service is unhealthy, or another failure.
-pub const EXIT_FAILURE: u8 = 1;
+pub(crate) const EXIT_FAILURE: u8 = 1;
 /// The command line or a configuration is invalid (`EX_USAGE` of sysexits.h).
 pub const EXIT_USAGE: u8 = 64;
 /// A service does not answer (`EX_UNAVAILABLE` of sysexits.h).
 pub const EXIT_UNAVAILABLE: u8 = 69;
 
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
+pub(crate) enum Error {
     /// The service's socket does not accept connections.
     #[error("failed to connect to {service} at {}", path.display())]
     Unreachable { service: String, path: PathBuf, source: io::Error },
@@ -28,8 +27,6 @@ pub enum Error {
     /// A system call failed.
     #[error("failed to {action}")]
     Os { action: String, source: io::Error },
-    #[error("failed to watch {}", path.display())]
-    Watch { path: PathBuf, source: notify::Error },
     /// The container's process has a terminal, and this process has none.
     #[error("standard input is not a terminal; omit --tty or --stdin")]
     NoStdinTerminal,
@@ -48,13 +45,12 @@ pub enum Error {
 
 impl Error {
     #[must_use]
-    pub fn exit_code(&self) -> u8 {
+    pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Unreachable { .. } | Self::Unresponsive { .. } => EXIT_UNAVAILABLE,
             Self::Rpc { .. }
             | Self::NotFound(_)
             | Self::Os { .. }
-            | Self::Watch { .. }
             | Self::NoTerminal
             | Self::NoStdinTerminal
             | Self::Streaming(_)
@@ -65,7 +61,7 @@ impl Error {
 
     /// Returns whether the reader of the output closed its end, which is not a failure of the command.
     #[must_use]
-    pub fn is_closed_output(&self) -> bool {
+    pub(crate) fn is_closed_output(&self) -> bool {
         matches!(self, Self::Os { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
     }
 

@@ -13,15 +13,15 @@ use quintctl_text::{age, clean, now_ns, or_nothing, table};
 
 /// Events of pods, oldest first.
 #[derive(Debug, Clone, clap::Args)]
-pub struct EventsArgs {
+pub(crate) struct EventsArgs {
     /// Only events of this pod: name, NAMESPACE/NAME or UID
-    pub pod: Option<String>,
+    pub(crate) pod: Option<String>,
     /// Number of newest events to show; 0 shows all
     #[arg(long, value_name = "N", default_value_t = 100)]
-    pub limit: u32,
+    pub(crate) limit: u32,
 }
 
-pub async fn run(args: EventsArgs, paths: &Paths, format: Format) -> Result<(), Error> {
+pub(crate) async fn run(args: EventsArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let peer = Peer::pod_sync(paths);
     let mut client = PodSyncClient::new(peer.channel().await?);
     let uid = match args.pod {
@@ -36,7 +36,7 @@ pub async fn run(args: EventsArgs, paths: &Paths, format: Format) -> Result<(), 
 
 /// Formats the table with ages relative to `now`, nanoseconds since 1970.
 #[must_use]
-pub fn render(events: &[EventView], now: i64) -> String {
+pub(crate) fn render(events: &[EventView], now: i64) -> String {
     if events.is_empty() {
         return "no events\n".to_owned();
     }
@@ -61,7 +61,7 @@ pub fn render(events: &[EventView], now: i64) -> String {
 /// An event in JSON and YAML output.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct EventData {
+pub(crate) struct EventData {
     at: Option<String>,
     pod: String,
     r#type: String,

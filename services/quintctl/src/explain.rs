@@ -22,12 +22,12 @@ const EVENTS: usize = 8;
 
 /// Explain the state of a pod.
 #[derive(Debug, Clone, clap::Args)]
-pub struct ExplainArgs {
+pub(crate) struct ExplainArgs {
     /// Pod: name, NAMESPACE/NAME or UID
-    pub pod: String,
+    pub(crate) pod: String,
 }
 
-pub async fn run(args: ExplainArgs, paths: &Paths, format: Format) -> Result<(), Error> {
+pub(crate) async fn run(args: ExplainArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let reply = fetch(paths, &args.pod).await?;
     print(format.render(&data(&reply), |_| render(&reply, now_ns()))?)
 }
@@ -36,7 +36,7 @@ pub async fn run(args: ExplainArgs, paths: &Paths, format: Format) -> Result<(),
 ///
 /// # Errors
 /// The pod does not exist, or pod-sync does not answer.
-pub async fn fetch(paths: &Paths, pod: &str) -> Result<ExplainReply, Error> {
+pub(crate) async fn fetch(paths: &Paths, pod: &str) -> Result<ExplainReply, Error> {
     let peer = Peer::pod_sync(paths);
     let mut client = PodSyncClient::new(peer.channel().await?);
     peer.call(client.explain(ExplainRequest { pod: pod.to_owned() })).await
@@ -44,7 +44,7 @@ pub async fn fetch(paths: &Paths, pod: &str) -> Result<ExplainReply, Error> {
 
 /// Formats the explanation with ages relative to `now`, nanoseconds since 1970.
 #[must_use]
-pub fn render(reply: &ExplainReply, now: i64) -> String {
+pub(crate) fn render(reply: &ExplainReply, now: i64) -> String {
     let pod = reply.pod.clone().unwrap_or_default();
     let mut text = Text { out: String::new(), now };
     text.pod(&pod);

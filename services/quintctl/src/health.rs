@@ -32,14 +32,14 @@ const CRI_PROXY: &str = "cri-proxy";
 
 /// The health of one service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Row {
-    pub service: String,
+pub(crate) struct Row {
+    pub(crate) service: String,
     /// The service and the dependencies that its health includes are well.
-    pub serving: bool,
+    pub(crate) serving: bool,
     /// One word or two for the table: `serving`, `unhealthy`, `not serving`, `unknown`, `unreachable`, `live`
     /// or `stalled`.
-    pub health: String,
-    pub detail: String,
+    pub(crate) health: String,
+    pub(crate) detail: String,
 }
 
 /// Time limit of a check of [`HealthArgs::live`], for each socket.
@@ -47,19 +47,19 @@ const LIVE: Duration = Duration::from_secs(10);
 
 /// Check the health of all services, or of one.
 #[derive(Debug, Clone, Default, clap::Args)]
-pub struct HealthArgs {
+pub(crate) struct HealthArgs {
     /// Check only this service, as its container's probes do
     #[arg(value_name = "SERVICE")]
-    pub service: Option<ServiceArg>,
+    pub(crate) service: Option<ServiceArg>,
     /// Check liveness only: fail if the service's socket does not answer or its main loop is stuck. An
     /// unreachable runtime or API server is not a failure
     #[arg(long, requires = "service")]
-    pub live: bool,
+    pub(crate) live: bool,
 }
 
 /// A service on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum ServiceArg {
+pub(crate) enum ServiceArg {
     /// cri-proxy
     CriProxy,
     /// pleg-service
@@ -96,7 +96,7 @@ impl ServiceArg {
 ///
 /// # Errors
 /// Standard output is closed.
-pub async fn run(args: &HealthArgs, paths: &Paths, format: Format) -> Result<bool, Error> {
+pub(crate) async fn run(args: &HealthArgs, paths: &Paths, format: Format) -> Result<bool, Error> {
     let Some(named) = args.service else {
         let rows = fetch(paths).await;
         let healthy = rows.iter().all(|r| r.serving);
@@ -132,24 +132,24 @@ async fn live(named: ServiceArg, peer: &Peer) -> Row {
 }
 
 /// Returns a row for each service.
-pub async fn fetch(paths: &Paths) -> Vec<Row> {
+pub(crate) async fn fetch(paths: &Paths) -> Vec<Row> {
     overview(paths).await.rows
 }
 
 /// The health of all services at one moment.
 #[derive(Debug, Clone, Default)]
-pub struct Overview {
+pub(crate) struct Overview {
     /// One row per service.
-    pub rows: Vec<Row>,
+    pub(crate) rows: Vec<Row>,
     /// Cri-proxy's view of the runtime.
-    pub runtime: Option<ProxyInfoReply>,
-    pub pleg: Option<HealthReply>,
+    pub(crate) runtime: Option<ProxyInfoReply>,
+    pub(crate) pleg: Option<HealthReply>,
     /// Error of the runtime although cri-proxy is connected to it.
-    pub runtime_error: Option<String>,
+    pub(crate) runtime_error: Option<String>,
 }
 
 /// Checks all services and, through cri-proxy, the runtime.
-pub async fn overview(paths: &Paths) -> Overview {
+pub(crate) async fn overview(paths: &Paths) -> Overview {
     let peers = Peer::all(paths);
     let (runtime, pleg) = (Peer::cri_proxy(paths), Peer::pleg(paths));
     let (rows, runtime, pleg, runtime_error) = tokio::join!(
@@ -283,7 +283,7 @@ fn node_health(status: ServingStatus) -> (bool, String) {
 
 /// Returns whether PLEG is healthy, and the detail.
 #[must_use]
-pub fn pleg_health(reply: &HealthReply) -> (bool, String) {
+pub(crate) fn pleg_health(reply: &HealthReply) -> (bool, String) {
     if !reply.healthy {
         return (false, clean(&reply.message));
     }
@@ -305,7 +305,7 @@ pub fn pleg_health(reply: &HealthReply) -> (bool, String) {
 
 /// Returns whether cri-proxy is connected to its runtime, and the detail.
 #[must_use]
-pub fn proxy_health(reply: &ProxyInfoReply) -> (bool, String) {
+pub(crate) fn proxy_health(reply: &ProxyInfoReply) -> (bool, String) {
     let endpoint = clean(&reply.endpoint);
     if !reply.connected {
         return (false, format!("no runtime at {endpoint}: {}", or_nothing(&reply.error)));
@@ -325,7 +325,7 @@ pub fn proxy_health(reply: &ProxyInfoReply) -> (bool, String) {
 }
 
 #[must_use]
-pub fn render(rows: &[Row]) -> String {
+pub(crate) fn render(rows: &[Row]) -> String {
     let cells: Vec<Vec<String>> =
         rows.iter().map(|r| vec![clean(&r.service), r.health.clone(), clean(&r.detail)]).collect();
     table(&["SERVICE", "HEALTH", "DETAIL"], &cells)

@@ -7,13 +7,13 @@ use quintlet_localnode::{Error, cri, import};
 
 /// Manage images.
 #[derive(Debug, Clone, clap::Args)]
-pub struct ImageArgs {
+pub(crate) struct ImageArgs {
     #[command(subcommand)]
-    pub command: ImageCommand,
+    pub(crate) command: ImageCommand,
 }
 
 #[derive(Debug, Clone, clap::Subcommand)]
-pub enum ImageCommand {
+pub(crate) enum ImageCommand {
     /// Import an OCI image archive (an uncompressed tar file) into containerd
     Import {
         /// Archive written by docker save, skopeo or buildah
@@ -28,7 +28,7 @@ pub enum ImageCommand {
 ///
 /// # Errors
 /// The archive is invalid, or cri-proxy or containerd returns an error.
-pub async fn run(args: ImageArgs, run_dir: &Path) -> Result<(), Error> {
+pub(crate) async fn run(args: ImageArgs, run_dir: &Path) -> Result<(), Error> {
     let ImageCommand::Import { file, name } = args.command;
     let channel = cri::connect(&run_dir.join("cri/admin/cri.sock")).await?;
     let imported = import::import_file(channel, &file, name.as_deref()).await?;

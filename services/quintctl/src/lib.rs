@@ -3,40 +3,39 @@
 //! Each command is a module. Its `run` calls the services and prints; its `render` formats the response and
 //! does no I/O. [`up`] supervises the services.
 
-#![allow(missing_docs, reason = "other crates call only `main`, `up_options` and `up::run`")]
-
-pub mod bundle;
-pub mod claims;
-pub mod cli;
-pub mod client;
-pub mod config;
-pub mod cpus;
-pub mod devices;
-pub mod error;
-pub mod events;
-pub mod explain;
-pub mod health;
-pub mod image;
-pub mod list_pods;
-pub mod log_level;
-pub mod logs;
-pub mod out;
+mod bundle;
+mod claims;
+mod cli;
+mod client;
+mod config;
+mod cpus;
+mod devices;
+mod error;
+mod events;
+mod explain;
+mod health;
+mod image;
+mod list_pods;
+mod log_level;
+mod logs;
+mod out;
 mod parse;
-pub mod pods;
-pub mod pressure;
+mod pods;
+mod pressure;
 mod process;
 mod protos;
-pub mod retry;
+mod retry;
 mod run_as;
-pub mod screen;
-pub mod streaming;
-pub mod top;
-pub mod trace;
+mod screen;
+mod streaming;
+mod top;
+mod trace;
 pub mod up;
-pub mod version;
-pub(crate) mod view;
-pub mod volumes;
-pub mod watch;
+mod version;
+mod view;
+mod volumes;
+mod watch;
 
+pub use crate::error::{EXIT_UNAVAILABLE, EXIT_USAGE};
 pub use crate::parse::up_options;
 pub use crate::process::main;

@@ -15,19 +15,19 @@ use quintctl_text::now_ns;
 
 /// List the pods of this node.
 #[derive(Debug, Clone, clap::Args)]
-pub struct PodsArgs {
+pub(crate) struct PodsArgs {
     /// Only pods of this namespace
     #[arg(short, long, value_name = "NAMESPACE")]
-    pub namespace: Option<String>,
+    pub(crate) namespace: Option<String>,
     /// Show a live table with keys for logs, explanations and traces
     #[arg(short, long, conflicts_with = "namespace")]
-    pub watch: bool,
+    pub(crate) watch: bool,
     /// Directory of the containers' logs, for --watch [default: the default of quintctl logs]
     #[arg(long, value_name = "DIR", env = "QUINTLET_POD_LOGS_DIR")]
-    pub pod_logs_dir: Option<PathBuf>,
+    pub(crate) pod_logs_dir: Option<PathBuf>,
 }
 
-pub async fn run(args: PodsArgs, paths: &Paths, format: Format) -> Result<(), Error> {
+pub(crate) async fn run(args: PodsArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let peer = Peer::pod_sync(paths);
     if args.watch {
         peer.channel().await?;

@@ -13,16 +13,16 @@ use quintctl_text::{clean, table};
 
 /// Show or change the log filter of a running service.
 #[derive(Debug, Clone, clap::Args)]
-pub struct LogLevelArgs {
+pub(crate) struct LogLevelArgs {
     /// Service, all of whose instances here are meant
-    pub service: ServiceArg,
+    pub(crate) service: ServiceArg,
     /// Log level or tracing filter, such as `debug` or `info,pod_sync=debug`. Without it, the filter is shown
     #[arg(value_name = "FILTER")]
-    pub filter: Option<String>,
+    pub(crate) filter: Option<String>,
     /// Time after which the filter of before applies again. Without it, the filter stays until the service
     /// ends
     #[arg(long = "for", value_name = "SECONDS", requires = "filter", value_parser = clap::value_parser!(u32).range(1..=86_400))]
-    pub seconds: Option<u32>,
+    pub(crate) seconds: Option<u32>,
 }
 
 /// The log filter of a service.
@@ -41,7 +41,7 @@ struct Row {
 /// # Errors
 /// The filter is invalid, the caller is neither root nor the user of the service, or an instance does not
 /// answer.
-pub async fn run(args: LogLevelArgs, paths: &Paths, format: Format) -> Result<(), Error> {
+pub(crate) async fn run(args: LogLevelArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let peers = match args.service {
         // The other sockets of cri-proxy do not have the method.
         ServiceArg::CriProxy => vec![Peer::new("cri-proxy", paths.cri(CriSocket::Admin))],

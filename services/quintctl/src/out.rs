@@ -8,7 +8,7 @@ use crate::error::Error;
 
 /// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum Format {
+pub(crate) enum Format {
     /// A table
     #[default]
     Table,
@@ -21,7 +21,11 @@ pub enum Format {
 }
 
 impl Format {
-    pub fn render(self, data: &impl Serialize, screen: impl FnOnce(bool) -> String) -> Result<String, Error> {
+    pub(crate) fn render(
+        self,
+        data: &impl Serialize,
+        screen: impl FnOnce(bool) -> String,
+    ) -> Result<String, Error> {
         match self {
             Self::Table => Ok(screen(false)),
             Self::Wide => Ok(screen(true)),
@@ -37,7 +41,7 @@ impl Format {
     ///
     /// # Errors
     /// The data cannot be serialized.
-    pub fn render_line(
+    pub(crate) fn render_line(
         self,
         data: &impl Serialize,
         screen: impl FnOnce(bool) -> String,
@@ -56,7 +60,7 @@ impl Format {
 ///
 /// # Errors
 /// Standard output is closed, or the write fails.
-pub fn print(bytes: impl AsRef<[u8]>) -> Result<(), Error> {
+pub(crate) fn print(bytes: impl AsRef<[u8]>) -> Result<(), Error> {
     let mut out = std::io::stdout().lock();
     out.write_all(bytes.as_ref()).and_then(|()| out.flush()).map_err(Error::os("write to standard output"))
 }

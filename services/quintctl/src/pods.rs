@@ -6,40 +6,40 @@ use serde::Serialize;
 use quintctl_text::{NOTHING, age, clean, moment, or_nothing, table};
 
 /// Status of an invalid manifest.
-pub const INVALID_MANIFEST: &str = "InvalidManifest";
+pub(crate) const INVALID_MANIFEST: &str = "InvalidManifest";
 
 /// Sorts pods by namespace and name.
-pub fn sort(pods: &mut [PodView]) {
+pub(crate) fn sort(pods: &mut [PodView]) {
     pods.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
 }
 
 /// One row of the table: a pod or an invalid manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Row {
+pub(crate) struct Row {
     /// Empty for an invalid manifest.
-    pub uid: String,
+    pub(crate) uid: String,
     /// Display name of the pod, or name of the manifest file.
-    pub name: String,
+    pub(crate) name: String,
     /// Ready containers and all containers, such as `1/2`.
-    pub ready: String,
+    pub(crate) ready: String,
     /// Status as kubectl prints it.
-    pub status: String,
+    pub(crate) status: String,
     /// Number of restarts and the age of the last one.
-    pub restarts: String,
-    pub ip: String,
-    pub age: String,
+    pub(crate) restarts: String,
+    pub(crate) ip: String,
+    pub(crate) age: String,
     /// Reason for which the pod waits, or problem of the manifest.
-    pub waiting: String,
+    pub(crate) waiting: String,
     /// File or URL of an invalid manifest; empty for a pod.
-    pub origin: String,
+    pub(crate) origin: String,
 }
 
 impl Row {
-    pub const HEADER: [&str; 7] = ["NAME", "READY", "STATUS", "RESTARTS", "IP", "AGE", "WAITING FOR"];
+    pub(crate) const HEADER: [&str; 7] = ["NAME", "READY", "STATUS", "RESTARTS", "IP", "AGE", "WAITING FOR"];
 
     /// Formats a pod, with ages relative to `now` in nanoseconds since 1970.
     #[must_use]
-    pub fn of_pod(pod: &PodView, now: i64) -> Self {
+    pub(crate) fn of_pod(pod: &PodView, now: i64) -> Self {
         let restarts = match (pod.restarts, pod.last_restart_unix_ns) {
             (0, _) => "0".to_owned(),
             (n, 0) => n.to_string(),
@@ -61,7 +61,7 @@ impl Row {
     /// Formats an invalid manifest or a failing source, with its age relative to `now` in nanoseconds since
     /// 1970.
     #[must_use]
-    pub fn of_problem(problem: &SourceProblem, now: i64) -> Self {
+    pub(crate) fn of_problem(problem: &SourceProblem, now: i64) -> Self {
         let name = if problem.source == "file" {
             let file = std::path::Path::new(&problem.origin).file_name();
             file.map_or_else(|| problem.origin.clone(), |n| n.to_string_lossy().into_owned())
@@ -85,14 +85,14 @@ impl Row {
 
     /// Returns the cells in the order of [`Row::HEADER`].
     #[must_use]
-    pub fn cells(&self) -> [&str; 7] {
+    pub(crate) fn cells(&self) -> [&str; 7] {
         [&self.name, &self.ready, &self.status, &self.restarts, &self.ip, &self.age, &self.waiting]
     }
 }
 
 /// Returns the name of a pod, with its namespace unless that is `default`.
 #[must_use]
-pub fn display_name(namespace: &str, name: &str) -> String {
+pub(crate) fn display_name(namespace: &str, name: &str) -> String {
     match namespace {
         "" | "default" => clean(name),
         other => clean(&format!("{other}/{name}")),
@@ -101,7 +101,7 @@ pub fn display_name(namespace: &str, name: &str) -> String {
 
 /// Formats what a pod waits for, with the remaining time at `now` in nanoseconds since 1970.
 #[must_use]
-pub fn waiting(w: &Waiting, now: i64) -> String {
+pub(crate) fn waiting(w: &Waiting, now: i64) -> String {
     let text = clean(if w.message.is_empty() { &w.reason } else { &w.message });
     if w.until_unix_ns == 0 {
         return text;
@@ -115,7 +115,7 @@ pub fn waiting(w: &Waiting, now: i64) -> String {
 
 /// Returns the rows of the pods, followed by the rows of the problems.
 #[must_use]
-pub fn rows<'a>(
+pub(crate) fn rows<'a>(
     pods: impl IntoIterator<Item = &'a PodView>,
     problems: &[SourceProblem],
     now: i64,
@@ -126,7 +126,7 @@ pub fn rows<'a>(
 
 /// Formats the table; `wide` adds source, worker and UID.
 #[must_use]
-pub fn render(reply: &ListPodsReply, now: i64, wide: bool) -> String {
+pub(crate) fn render(reply: &ListPodsReply, now: i64, wide: bool) -> String {
     if reply.pods.is_empty() && reply.problems.is_empty() {
         return "no pods\n".to_owned();
     }
@@ -153,7 +153,7 @@ pub fn render(reply: &ListPodsReply, now: i64, wide: bool) -> String {
 /// A pod in JSON and YAML output.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PodData {
+pub(crate) struct PodData {
     name: String,
     namespace: String,
     uid: String,

@@ -19,7 +19,7 @@ use quintctl_text::{NOTHING, age, clean, now_ns, table};
 /// measurement may take 20 s.
 const LATE: i64 = 35_000_000_000;
 
-pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
+pub(crate) async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
     let peer = Peer::pod_sync(paths);
     let mut client = PressureClient::new(peer.channel().await?);
     let reply = peer.call(client.get(GetPressureRequest {})).await?;
@@ -29,7 +29,7 @@ pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
 /// Formats conditions and signals, with times relative to `now` in nanoseconds since 1970. `wide` adds what
 /// the node reclaims before it evicts a pod.
 #[must_use]
-pub fn render(reply: &GetPressureReply, now: i64, wide: bool) -> String {
+pub(crate) fn render(reply: &GetPressureReply, now: i64, wide: bool) -> String {
     if !reply.is_enabled {
         return "evictions are off: no thresholds are configured, and localStorageCapacityIsolation is false\n".to_owned();
     }

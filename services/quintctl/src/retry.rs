@@ -12,16 +12,16 @@ use quintctl_text::clean;
 
 /// Retry a pod now that waits with reason InternalError.
 #[derive(Debug, Clone, clap::Args)]
-pub struct RetryArgs {
+pub(crate) struct RetryArgs {
     /// Pod: name, NAMESPACE/NAME or UID
-    pub pod: String,
+    pub(crate) pod: String,
 }
 
 /// Sends the retry request and prints the result.
 ///
 /// # Errors
 /// The pod does not exist, the caller is not permitted, or pod-sync does not answer.
-pub async fn run(args: RetryArgs, paths: &Paths, format: Format) -> Result<(), Error> {
+pub(crate) async fn run(args: RetryArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let peer = Peer::pod_sync(paths);
     let mut client = PodSyncClient::new(peer.channel().await?);
     let reply = peer.call(client.retry(RetryRequest { pod: args.pod.clone() })).await?;

@@ -32,20 +32,20 @@ const TICKS: f64 = 100.0;
 
 /// Show the resource usage of services and pods.
 #[derive(Debug, Clone, clap::Args)]
-pub struct TopArgs {
+pub(crate) struct TopArgs {
     /// Interval between samples, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    pub interval: u64,
+    pub(crate) interval: u64,
     /// Print once and exit, also in a terminal
     #[arg(long)]
-    pub once: bool,
+    pub(crate) once: bool,
 }
 
 /// Prints one table, or refreshes it in a terminal until the user quits.
 ///
 /// # Errors
 /// pod-sync is not reachable at the start, the terminal cannot be used, or standard output is closed.
-pub async fn run(args: TopArgs, paths: &Paths, format: Format) -> Result<(), Error> {
+pub(crate) async fn run(args: TopArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     Peer::pod_sync(paths).channel().await?;
     let interval = Duration::from_secs(args.interval);
     let live = !args.once && screen::is_possible() && matches!(format, Format::Table | Format::Wide);
@@ -259,7 +259,7 @@ fn memory(pid: u32) -> Option<u64> {
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Top {
+pub(crate) struct Top {
     services: Vec<ServiceTop>,
     pods: Vec<PodTop>,
     pleg: Option<PlegTop>,
@@ -368,7 +368,7 @@ fn between(before: &Sample, now: &Sample) -> Top {
 }
 
 #[must_use]
-pub fn render(top: &Top) -> String {
+pub(crate) fn render(top: &Top) -> String {
     let dash = || NOTHING.to_owned();
     let percent = |p: Option<f64>| p.map_or_else(dash, |p| format!("{p:.1}%"));
     let ms = |ms: Option<f64>| ms.map_or_else(dash, |ms| format!("{ms:.1}ms"));

@@ -27,24 +27,24 @@ const POD_UID: &str = "pod.uid";
 
 /// Show the operations of the services for a pod, with the duration of each step.
 #[derive(Debug, Clone, clap::Args)]
-pub struct TraceArgs {
+pub(crate) struct TraceArgs {
     /// Pod: name, NAMESPACE/NAME or UID; a removed pod by its UID only
-    pub pod: String,
+    pub(crate) pod: String,
     /// Number of newest operations to show; 0 shows all
     #[arg(long, value_name = "N", default_value_t = 5)]
-    pub limit: usize,
+    pub(crate) limit: usize,
     /// Include operations of a single step without an error, such as syncs that changed nothing
     #[arg(short, long)]
-    pub all: bool,
+    pub(crate) all: bool,
     /// Only operations that took at least this many milliseconds
     #[arg(long, value_name = "MS", default_value_t = 0)]
-    pub min_ms: u32,
+    pub(crate) min_ms: u32,
     /// Only the trace whose ID has this prefix
     #[arg(long, value_name = "ID")]
-    pub id: Option<String>,
+    pub(crate) id: Option<String>,
 }
 
-pub async fn run(args: TraceArgs, paths: &Paths, format: Format) -> Result<(), Error> {
+pub(crate) async fn run(args: TraceArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let found = fetch(paths, &args.pod).await?;
     let mut operations = operations(found.spans, &found.uid);
     operations.retain(|o| {
@@ -60,20 +60,20 @@ pub async fn run(args: TraceArgs, paths: &Paths, format: Format) -> Result<(), E
 
 /// A pod and the spans of all services, which are not filtered by pod yet.
 #[derive(Debug, Default)]
-pub struct PodSpans {
-    pub uid: String,
+pub(crate) struct PodSpans {
+    pub(crate) uid: String,
     /// `NAMESPACE/NAME`, or the UID of a removed pod.
-    pub name: String,
-    pub spans: Vec<Span>,
+    pub(crate) name: String,
+    pub(crate) spans: Vec<Span>,
     /// The errors of services that do not answer.
-    pub missing: Vec<String>,
+    pub(crate) missing: Vec<String>,
 }
 
 /// Fetches the spans of all services.
 ///
 /// # Errors
 /// No service answers, or pod-sync does not return the pod and `pod` is not a UID.
-pub async fn fetch(paths: &Paths, pod: &str) -> Result<PodSpans, Error> {
+pub(crate) async fn fetch(paths: &Paths, pod: &str) -> Result<PodSpans, Error> {
     let (uid, name) = find(paths, pod).await?;
     let peers = Peer::all(paths);
     let answers = futures::future::join_all(peers.iter().map(spans)).await;
@@ -128,25 +128,25 @@ async fn spans(peer: &Peer) -> Result<Vec<Span>, Error> {
 /// The spans of one trace. Times are nanoseconds since 1970.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Operation {
+pub(crate) struct Operation {
     /// Hexadecimal.
-    pub trace_id: String,
-    pub start_unix_ns: i64,
-    pub end_unix_ns: i64,
+    pub(crate) trace_id: String,
+    pub(crate) start_unix_ns: i64,
+    pub(crate) end_unix_ns: i64,
     /// Each parent precedes its children; siblings are in order of start.
-    pub spans: Vec<NestedSpan>,
+    pub(crate) spans: Vec<NestedSpan>,
 }
 
 impl Operation {
     /// Returns whether the operation has more than one step or an error.
     #[must_use]
-    pub fn did_something(&self) -> bool {
+    pub(crate) fn did_something(&self) -> bool {
         self.spans.len() > 1 || self.spans.iter().any(|s| !s.error.is_empty())
     }
 
     /// Returns whether the operation has a step that is not a read, or an error.
     #[must_use]
-    pub fn changed_something(&self) -> bool {
+    pub(crate) fn changed_something(&self) -> bool {
         self.did_something() && self.spans.iter().any(|s| !s.error.is_empty() || !is_read(s))
     }
 
@@ -158,22 +158,22 @@ impl Operation {
 /// One span of an operation. Times are nanoseconds since 1970.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct NestedSpan {
-    pub service: String,
-    pub name: String,
+pub(crate) struct NestedSpan {
+    pub(crate) service: String,
+    pub(crate) name: String,
     /// Number of ancestors in the trace.
-    pub depth: usize,
-    pub start_unix_ns: i64,
-    pub end_unix_ns: i64,
+    pub(crate) depth: usize,
+    pub(crate) start_unix_ns: i64,
+    pub(crate) end_unix_ns: i64,
     /// Empty if the step succeeded.
-    pub error: String,
-    pub attributes: BTreeMap<String, String>,
+    pub(crate) error: String,
+    pub(crate) attributes: BTreeMap<String, String>,
 }
 
 /// Returns the operations of a pod, newest first: the traces with a span of the pod, without the spans of
 /// other pods.
 #[must_use]
-pub fn operations(spans: Vec<Span>, uid: &str) -> Vec<Operation> {
+pub(crate) fn operations(spans: Vec<Span>, uid: &str) -> Vec<Operation> {
     let of_pod: BTreeSet<String> = spans
         .iter()
         .filter(|s| s.attributes.get(POD_UID).is_some_and(|u| u == uid))
@@ -240,7 +240,7 @@ fn is_read(step: &NestedSpan) -> bool {
 
 /// Formats a waterfall per operation; `wide` adds the attributes.
 #[must_use]
-pub fn render(operations: &[Operation], pod: &str, missing: &[String], wide: bool) -> String {
+pub(crate) fn render(operations: &[Operation], pod: &str, missing: &[String], wide: bool) -> String {
     let mut out = String::new();
     // Writing to a String does not fail.
     if operations.is_empty() {
@@ -308,7 +308,7 @@ fn step_name(step: &NestedSpan) -> String {
 /// Returns a bar from `start` to `end` on an axis from 0 to `total`, which is `width` characters wide. The
 /// resolution is an eighth of a character.
 #[must_use]
-pub fn bar(start: i64, end: i64, total: i64, width: usize) -> String {
+pub(crate) fn bar(start: i64, end: i64, total: i64, width: usize) -> String {
     const LEFT: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
     let cells = i128::try_from(width).unwrap_or(0);
     let eighths = cells * 8;

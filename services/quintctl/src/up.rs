@@ -482,6 +482,7 @@ impl Signals {
     /// Cancellation safety: dropping the future loses no signal.
     async fn next(&mut self) {
         let [interrupt, terminate, hangup] = &mut self.0;
+        // A signal that arrives stays in its stream until it is received.
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}

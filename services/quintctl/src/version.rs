@@ -15,27 +15,27 @@ const OWN: &str = env!("CARGO_PKG_VERSION");
 /// The version of this program or of a service.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Row {
-    pub service: String,
+pub(crate) struct Row {
+    pub(crate) service: String,
     /// Version of the service; `None` if the service does not respond.
-    pub version: Option<String>,
-    pub commit: Option<String>,
+    pub(crate) version: Option<String>,
+    pub(crate) commit: Option<String>,
     /// Process ID; `None` for this program and for a service that does not respond.
-    pub pid: Option<u32>,
-    pub uptime_seconds: Option<f64>,
+    pub(crate) pid: Option<u32>,
+    pub(crate) uptime_seconds: Option<f64>,
     /// The service was built from another version or commit than this program.
-    pub skew: bool,
+    pub(crate) skew: bool,
     /// Reason why the service does not respond.
-    pub error: Option<String>,
+    pub(crate) error: Option<String>,
 }
 
-pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
+pub(crate) async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
     let rows = fetch(paths).await;
     print(format.render(&rows, |_| render(&rows))?)
 }
 
 /// Returns the row of this program, then a row per service.
-pub async fn fetch(paths: &Paths) -> Vec<Row> {
+pub(crate) async fn fetch(paths: &Paths) -> Vec<Row> {
     let commit = quintlet_kit::build::commit();
     let own = Row {
         service: "quintctl".to_owned(),
@@ -81,7 +81,7 @@ fn row(service: String, answer: Result<BuildReply, Error>, own: &str, own_commit
 }
 
 #[must_use]
-pub fn render(rows: &[Row]) -> String {
+pub(crate) fn render(rows: &[Row]) -> String {
     let dash = || NOTHING.to_owned();
     let cells: Vec<Vec<String>> = rows
         .iter()

@@ -13,13 +13,13 @@ use quintctl_text::{NOTHING, age, clean, now_ns, or_nothing, short_name, table};
 
 /// List volumes of pods.
 #[derive(Debug, Clone, clap::Args)]
-pub struct VolumesArgs {
+pub(crate) struct VolumesArgs {
     /// Only volumes of pods of this namespace
     #[arg(short, long, value_name = "NAMESPACE")]
-    pub namespace: Option<String>,
+    pub(crate) namespace: Option<String>,
 }
 
-pub async fn run(args: VolumesArgs, paths: &Paths, format: Format) -> Result<(), Error> {
+pub(crate) async fn run(args: VolumesArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let peer = Peer::pod_sync(paths);
     let mut client = VolumesClient::new(peer.channel().await?);
     let mut volumes = peer.list(client.list(ListVolumesRequest {})).await?.volumes;
@@ -35,7 +35,7 @@ pub async fn run(args: VolumesArgs, paths: &Paths, format: Format) -> Result<(),
 /// Formats the table with ages relative to `now`, nanoseconds since 1970; `wide` adds the unique name and the
 /// UID of the pod.
 #[must_use]
-pub fn render(volumes: &[VolumeView], now: i64, wide: bool) -> String {
+pub(crate) fn render(volumes: &[VolumeView], now: i64, wide: bool) -> String {
     if volumes.is_empty() {
         return "no volumes\n".to_owned();
     }
@@ -65,7 +65,7 @@ pub fn render(volumes: &[VolumeView], now: i64, wide: bool) -> String {
 /// Returns what a pod waits for from a volume, or how the volume failed last; `None` for a mounted volume
 /// without an error.
 #[must_use]
-pub fn explanation(volume: &VolumeView, now: i64) -> Option<String> {
+pub(crate) fn explanation(volume: &VolumeView, now: i64) -> Option<String> {
     let mut out = match (volume.call.as_str(), volume.state()) {
         ("", VolumeState::Mounted) if volume.error.is_empty() => return None,
         ("", _) => match since(volume) {

@@ -56,8 +56,8 @@ fn program(name: &OsStr) -> Option<Run> {
     PROGRAMS.iter().find(|(known, _)| name == *known).map(|(_, run)| *run)
 }
 
-// Executes this binary again under the name of its first argument, so that each program parses the command
-// line as its own.
+/// Executes this binary again under the name of its first argument, so that each program parses the command
+/// line as its own.
 fn by_argument(mut line: impl Iterator<Item = OsString>) -> ExitCode {
     let Some(name) = line.next().filter(|name| program(name).is_some()) else {
         return fail(USAGE, &format!("usage: quintlet {} [ARGUMENT]...", NAMES.join("|")));

@@ -30,6 +30,7 @@ const STRATEGIC: &str = "application/strategic-merge-patch+json";
 pub struct ErrorResponse {
     /// HTTP status code; none if this process made the failure.
     pub code: Option<u16>,
+    /// Message of the Status object, or the start of the body if it is none.
     pub message: String,
 }
 

@@ -22,10 +22,13 @@ const EXTERNAL: &str = "external";
 #[derive(Debug, Clone, Parser)]
 #[command(name = "status-reporter", version)]
 pub struct Args {
+    /// Directories and telemetry, as for every service.
     #[command(flatten)]
     pub common: CommonArgs,
+    /// Configuration files and their precedence over flags.
     #[command(flatten)]
     pub config: ConfigArgs,
+    /// Name of the node and the kubeconfig.
     #[command(flatten)]
     pub node: NodeArgs,
     /// Create the Node object if it is not there.

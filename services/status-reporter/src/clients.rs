@@ -25,8 +25,11 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 pub enum Purpose {
     /// Pod statuses and mirror pods.
     Pods,
+    /// The Node object.
     Node,
+    /// The node's Lease, whose renewal must not wait behind other writes.
     Lease,
+    /// Events of pods and of the node.
     Events,
     /// CSINode.
     Storage,
@@ -36,6 +39,7 @@ pub enum Purpose {
 pub struct Clients([kube::Client; 5]);
 
 impl Clients {
+    /// Returns the client with the connections of a purpose.
     #[must_use]
     pub fn of(&self, purpose: Purpose) -> kube::Client {
         let [pods, node, lease, events, storage] = &self.0;

@@ -43,7 +43,9 @@ impl CodeLabel {
 pub struct Metrics {
     /// Pods with a status.
     pub pods: Gauge,
+    /// Requests for pods that the API server has not answered.
     pub in_flight: Gauge,
+    /// Acknowledged updates by outcome.
     pub acks: Family<AckLabel, Counter>,
     /// Failed attempts that are retried.
     pub failures: Family<CodeLabel, Counter>,

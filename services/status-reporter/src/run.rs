@@ -21,16 +21,14 @@ use crate::clients::{self, Current, Purpose};
 use crate::events::recorder::Recorder;
 use crate::lease::{self, Term};
 use crate::metrics::Metrics;
-use crate::node::FactBoard;
 use crate::node::cloud::CloudProvider;
 use crate::node::csi_node::{self, CsiNodeKeeper};
 use crate::node::health::{HealthBoard, Watched};
 use crate::node::keeper::NodeKeeper;
 use crate::node::own::{self, LocalMachine};
-use crate::node::setters;
-use crate::node::skew;
 use crate::node::startup::Startup;
 use crate::node::volumes::VolumeBoard;
+use crate::node::{FactBoard, setters, skew};
 use crate::reporter::Reporter;
 use crate::service::Service;
 use quintlet_kit::rate::Rate;
@@ -45,14 +43,17 @@ const PLEG_LIMIT: Duration = Duration::from_secs(180);
 /// The configuration of the service.
 #[derive(Debug, Clone)]
 pub struct Config {
+    /// Directories of sockets and state.
     pub paths: Paths,
     /// `None` in standalone mode.
     pub kubeconfig: Option<PathBuf>,
+    /// Name of the Node object.
     pub node_name: String,
     /// Whether to create the Node if it does not exist.
     pub register_node: bool,
     /// Users that may read health and metrics.
     pub observers: Vec<u32>,
+    /// Intervals and settings of the Node and its Lease.
     pub settings: NodeReportSettings,
 }
 

@@ -30,12 +30,17 @@ use crate::update::{Ack, Stamp, UpdateOutcome};
 
 /// The gRPC service.
 pub struct Service {
+    /// Takes statuses of pods.
     pub reporter: Reporter,
+    /// Takes events.
     pub events: Recorder,
+    /// Takes facts of the node.
     pub facts: FactBoard,
+    /// Takes volumes of the node.
     pub volumes: VolumeBoard,
     /// Client for mirror pods; none in standalone mode.
     pub api: Option<ApiClient>,
+    /// Name of the node, for mirror pods.
     pub node: String,
     /// The caller of the streams.
     pub caller: Arc<Neighbour>,

@@ -23,13 +23,17 @@ pub struct Update {
     pub uid: PodUid,
     /// UID of the object in the API server, or empty.
     pub api_uid: String,
+    /// Namespace of the pod.
     pub namespace: String,
+    /// Name of the pod.
     pub name: String,
+    /// Position of the update in the sequence of its pod.
     pub stamp: Stamp,
     /// Status that pod-sync last read from the API server.
     pub base: Arc<Value>,
     /// `resourceVersion` of the object of the base, or 0.
     pub base_version: u64,
+    /// The whole status that the object should have.
     pub desired: Value,
     /// Whether containers may still run.
     pub could_run: bool,
@@ -39,6 +43,7 @@ pub struct Update {
     pub deleting: bool,
     /// Whether the object is a mirror pod.
     pub mirror: bool,
+    /// Context of the span in pod-sync that caused the update.
     pub trace: Option<Trace>,
 }
 
@@ -78,7 +83,10 @@ pub enum UpdateOutcome {
 /// The reply to an update.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ack {
+    /// The pod of the update.
     pub uid: PodUid,
+    /// Stamp of the newest update that the outcome includes.
     pub stamp: Stamp,
+    /// The result of the write.
     pub verdict: UpdateOutcome,
 }

@@ -30,6 +30,7 @@ pub enum Fault {
 /// A fault of one method.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rule {
+    /// The effect on the call.
     pub fault: Fault,
     /// Number of calls with the fault; absent for all of them. A restarted process starts at zero.
     pub times: Option<u32>,

@@ -16,6 +16,7 @@ use crate::fault::Faults;
 pub struct Identity {
     /// Name of the driver.
     pub name: String,
+    /// Faults of the process, which a test sets.
     pub faults: Arc<Faults>,
 }
 

@@ -5,8 +5,6 @@
 //! its state directory. The file `faults.json` there is read at each call; `calls.log` has a line per call,
 //! `registrations.log` one per NotifyRegistrationStatus.
 
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
-
 pub mod fault;
 mod identity;
 mod node;

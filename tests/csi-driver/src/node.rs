@@ -32,10 +32,13 @@ use crate::volumes::{Medium, Volumes, bind, detach, loop_device, mount, unmount}
 pub struct NodeService {
     /// Answer of NodeGetInfo.
     pub info: NodeGetInfoResponse,
+    /// Answer of NodeGetCapabilities.
     pub capabilities: Vec<Type>,
+    /// The volumes on disk.
     pub volumes: Volumes,
     /// Log of the contexts and access modes in requests, one JSON object per line.
     pub contexts: std::path::PathBuf,
+    /// Faults of the process, which a test sets.
     pub faults: Arc<Faults>,
 }
 

@@ -17,6 +17,7 @@ pub struct Registrar {
     pub info: PluginInfo,
     /// Log of the results, a line each: `registered`, or `refused: ` and the reason.
     pub log: PathBuf,
+    /// Faults of the process, which a test sets.
     pub faults: Arc<Faults>,
 }
 

@@ -10,10 +10,15 @@ use tonic::Code;
 /// A method of the plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Method {
+    /// Read once after each registration.
     GetDevicePluginOptions,
+    /// A stream of the devices and their health.
     ListAndWatch,
+    /// The plugin's choice among free devices.
     GetPreferredAllocation,
+    /// Environment, mounts and device nodes of a container.
     Allocate,
+    /// Reset of the devices before a container starts.
     PreStartContainer,
 }
 

@@ -3,8 +3,6 @@
 //! The driver runs in a thread of the test's process with a runtime of its own. Dropping it ends the driver
 //! as a crash does: the socket stays, and connections break. A call that hangs never returns.
 
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
-
 mod service;
 mod state;
 

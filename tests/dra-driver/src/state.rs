@@ -11,8 +11,11 @@ use tonic::{Code, Status};
 /// A method of the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Method {
+    /// Prepares the devices of claims before their pod starts.
     NodePrepareResources,
+    /// Releases the devices of claims after their pods have ended.
     NodeUnprepareResources,
+    /// A stream of the health of devices.
     NodeWatchResources,
 }
 

@@ -24,6 +24,7 @@ pub struct Real {
     pub admin: PathBuf,
     /// Kubeconfig of the node.
     pub kubeconfig: PathBuf,
+    /// Name of the node, which runs nowhere before the test.
     pub node: String,
 }
 
@@ -47,6 +48,7 @@ impl Real {
 #[derive(Clone)]
 pub struct Cluster {
     client: Client,
+    /// Name of the test's node.
     pub node: String,
 }
 

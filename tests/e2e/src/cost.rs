@@ -16,7 +16,9 @@ const TICK_MS: u64 = 10;
 
 /// The processes of a node agent, and its API server.
 pub struct Agent<'a> {
+    /// Process IDs by the name of the process.
     pub processes: Vec<(&'static str, i32)>,
+    /// The API server, whose requests are counted.
     pub api: &'a TestApi,
     /// The node of the services, whose calls of the runtime are counted.
     pub node: Option<&'a Node>,

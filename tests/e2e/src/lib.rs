@@ -24,8 +24,6 @@
 //! `make test`). Without them they fail; they are never skipped. A failed test leaves the services' logs in
 //! `<target>/e2e/<test>` and prints their last lines.
 
-#![allow(missing_docs, reason = "only the tests of this crate use it")]
-
 pub mod bins;
 pub mod claims;
 pub mod cluster;

@@ -40,8 +40,10 @@ pub const NODE: &str = "e2e-node";
 /// Bytes printed of each log if a test fails.
 const LOG_END: u64 = 6_000;
 
+/// Options of [`Node::start`].
 #[derive(Debug, Clone)]
 pub struct Options {
+    /// Part of the names of directories and cgroups; unique among tests that run at the same time.
     pub name: &'static str,
     /// With an API server in memory.
     pub api: bool,
@@ -120,6 +122,7 @@ impl Options {
 /// checks.
 pub struct Node {
     pub(crate) services: BTreeMap<&'static str, Service>,
+    /// The runtime of this node alone.
     pub containerd: Containerd,
     /// The API server in memory.
     pub api: Option<TestApi>,
@@ -434,6 +437,7 @@ impl Node {
         self.cluster.as_ref().expect("this node was started with an API server")
     }
 
+    /// Returns a service by the name of its binary. Panics for a service that the node does not have.
     #[must_use]
     pub fn service(&self, name: &str) -> &Service {
         &self.services[name]
@@ -751,6 +755,7 @@ impl Node {
 /// A container runtime as the services' arguments name it.
 #[derive(Debug)]
 pub struct Runtime<E, C> {
+    /// Path of the socket.
     pub endpoint: E,
     /// Parent cgroup of all pods.
     pub cgroup_root: C,

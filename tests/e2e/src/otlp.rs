@@ -19,6 +19,7 @@ use tonic::{Request, Response, Status};
 /// The tested fields of a span.
 #[derive(Debug, Clone)]
 pub struct Span {
+    /// The resource attribute `service.name`.
     pub service: String,
     /// Attributes of the process.
     pub resource: Arc<BTreeMap<String, String>>,
@@ -28,6 +29,7 @@ pub struct Span {
     pub id: String,
     /// Parent span ID, in hex; empty for the root of a trace.
     pub parent: String,
+    /// Name of the span.
     pub name: String,
     /// Attributes with string values.
     pub attributes: BTreeMap<String, String>,
@@ -36,6 +38,7 @@ pub struct Span {
 #[derive(Debug, Clone, Default)]
 struct Spans(Arc<Mutex<Vec<Span>>>);
 
+/// An OTLP collector in memory: a gRPC server that keeps the spans it receives.
 #[derive(Debug)]
 pub struct Receiver {
     endpoint: String,

@@ -30,6 +30,7 @@ pub struct Record {
     pub at: Duration,
     /// The service that showed it: [`PODSYNC`] or [`API`].
     pub by: &'static str,
+    /// Name of the pod.
     pub name: String,
     /// `None`: the pod does not exist.
     pub seen: Option<Seen>,
@@ -41,8 +42,10 @@ pub type Before = BTreeMap<(&'static str, String), Steady>;
 /// pod-sync's podsync.v1.
 pub const PODSYNC: &str = "pod-sync";
 
+/// The API server.
 pub const API: &str = "API";
 
+/// Records the states of all pods as pod-sync and the API server show them.
 #[derive(Debug)]
 pub struct Recorder {
     records: Arc<Mutex<Vec<Record>>>,

@@ -13,8 +13,11 @@ pub struct ContainerSeen {
     pub id: String,
     /// Start time of the instance, if it has started.
     pub started_at: String,
+    /// `restartCount` of the status.
     pub restarts: i64,
+    /// Whether the readiness probe passed.
     pub ready: bool,
+    /// Whether the startup probe passed.
     pub started: bool,
     /// `running`, `waiting: REASON`, or `terminated: REASON`.
     pub state: String,
@@ -23,7 +26,9 @@ pub struct ContainerSeen {
 /// The part of a settled pod's status that a fault must not change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Steady {
+    /// `metadata.uid`.
     pub uid: String,
+    /// `status.phase`.
     pub phase: String,
     /// Status and last transition time of each condition.
     pub conditions: BTreeMap<String, (String, String)>,
@@ -31,6 +36,7 @@ pub struct Steady {
     pub containers: BTreeMap<String, ContainerSeen>,
 }
 
+/// A pod at one moment. Missing fields read as empty.
 #[derive(Debug, Clone)]
 pub struct Seen {
     /// The pod with its status.
@@ -53,11 +59,13 @@ impl Seen {
         Self { pod, view: PodView::default() }
     }
 
+    /// Returns `metadata.uid`.
     #[must_use]
     pub fn uid(&self) -> &str {
         self.text("/metadata/uid")
     }
 
+    /// Returns `metadata.name`.
     #[must_use]
     pub fn name(&self) -> &str {
         self.text("/metadata/name")
@@ -69,6 +77,7 @@ impl Seen {
         self.pod.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
     }
 
+    /// Returns `status.phase`.
     #[must_use]
     pub fn phase(&self) -> &str {
         self.text("/status/phase")
@@ -95,6 +104,7 @@ impl Seen {
         .collect()
     }
 
+    /// Returns whether the condition Ready is True.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.condition("Ready").0 == "True"

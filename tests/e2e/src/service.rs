@@ -22,8 +22,11 @@ const GRACE: Duration = Duration::from_secs(10);
 /// The process to start.
 #[derive(Debug, Clone)]
 pub struct ServiceCommand {
+    /// Name of the binary, which logs are named by.
     pub name: &'static str,
+    /// Path of the executable.
     pub binary: PathBuf,
+    /// Arguments after the name.
     pub args: Vec<OsString>,
     /// Additional environment variables.
     pub env: Vec<(&'static str, OsString)>,
@@ -61,6 +64,7 @@ pub struct Process {
 /// A process that is restarted whenever it exits.
 #[derive(Debug)]
 pub struct Service {
+    /// The process that each restart starts.
     pub plan: ServiceCommand,
     process: watch::Receiver<Process>,
     once: CancellationToken,
@@ -68,6 +72,7 @@ pub struct Service {
 }
 
 impl Service {
+    /// Starts the process, and restarts it whenever it exits.
     #[must_use]
     pub fn start(plan: ServiceCommand) -> Self {
         let (tx, process) = watch::channel(Process::default());

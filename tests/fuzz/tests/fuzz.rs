@@ -1,5 +1,5 @@
 //! Runs every target: on its corpus, on new inputs within a budget, and with a planted bug.
-#![allow(clippy::print_stdout, clippy::unwrap_used, missing_docs)]
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use quintlet_fuzz::bytes::corpus;
 use quintlet_fuzz::fuzz::{budget, keep, one, run};

@@ -6,12 +6,17 @@ use serde_json::{Value, json};
 /// A class of fields with the same extreme values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
+    /// A boolean.
     Flag,
+    /// A signed integer of 32 bits.
     Int32,
+    /// A signed integer of 64 bits.
     Int64,
     /// A number or name of a port.
     Port,
+    /// A quantity, such as `100m`.
     Quantity,
+    /// A time of RFC 3339.
     Time,
     /// A value of an enumeration, with one of them.
     Word(&'static str),
@@ -19,6 +24,7 @@ pub enum Class {
     Name(&'static str),
     /// A path or an address, with a valid one.
     Path(&'static str),
+    /// A reference to an image.
     Image,
     /// A command argument or another text that the product does not interpret, with a valid one.
     Text(&'static str),

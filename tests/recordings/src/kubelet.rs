@@ -21,7 +21,9 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Program, configuration and connections of a kubelet.
 #[derive(Debug)]
 pub struct KubeletCommand<'a> {
+    /// Path of the kubelet.
     pub binary: &'a Path,
+    /// Kubeconfig of the node.
     pub kubeconfig: &'a Path,
     /// Directory of its files but for those in the root directory.
     pub base: &'a Path,
@@ -36,7 +38,7 @@ pub struct KubeletCommand<'a> {
 }
 
 impl<'a> KubeletCommand<'a> {
-    /// A kubelet on the fake runtime, as the node of recordings.
+    /// Returns a kubelet on the fake runtime, as the node of recordings.
     #[must_use]
     pub fn recorded(binary: &'a Path, kubeconfig: &'a Path, base: &'a Path, runtime: &'a Path) -> Self {
         let root_dir = base.join("root");

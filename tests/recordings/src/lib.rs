@@ -7,8 +7,6 @@
 //! differ between runs ([`facts`]). A [`history`] is recorded in the same way: a scenario, and the statuses,
 //! events and driver calls.
 
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
-
 pub mod cluster;
 pub mod compare;
 pub mod facts;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use quintlet_cri_api::v1 as cri;
 use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, FakeRuntime, Options};
 
+/// Name of the recorded node.
 pub const NODE: &str = "sim-node";
 
 /// Image of containers that pull nothing.

@@ -11,7 +11,9 @@ use serde_json::{Map, Value, json};
 /// A field of a message.
 #[derive(Debug)]
 pub struct Field {
+    /// Number of the field on the wire.
     pub number: u64,
+    /// Name in the contract.
     pub name: &'static str,
     /// Type of the field.
     pub kind: Kind,
@@ -24,6 +26,7 @@ pub struct Field {
 pub enum Kind {
     /// A string, or bytes with text.
     Text,
+    /// A boolean.
     Bool,
     /// An integer.
     Int,
@@ -33,6 +36,7 @@ pub enum Kind {
     Number,
     /// A map of strings to strings.
     Map,
+    /// A message, with its fields.
     Message(&'static [Field]),
 }
 

@@ -23,6 +23,7 @@ struct Armed {
 /// A step of a kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CutPoint {
+    /// Name of the step, as the failpoint gives it.
     pub kind: String,
     /// Number among the steps of its kind, from 1.
     pub number: usize,
@@ -48,7 +49,9 @@ pub struct Cuts {
 /// A file that a service replaced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrittenFile {
+    /// Path of the replaced file.
     pub path: PathBuf,
+    /// The new content.
     pub bytes: Vec<u8>,
     /// Whether the content survives the loss of power.
     pub is_durable: bool,

@@ -8,8 +8,6 @@
 //!
 //! Needs root: pod-sync creates cgroups.
 
-#![allow(missing_docs, reason = "only the tests of this crate use it")]
-
 pub mod cuts;
 pub mod death;
 mod leftovers;

@@ -7,6 +7,7 @@ use crate::service::NODE;
 /// Image of all pods; the fake registry has every image.
 pub const IMAGE: &str = "example.test/app:1";
 
+/// Returns a container of a pod spec with the image [`IMAGE`].
 #[must_use]
 pub fn container(name: &str) -> Value {
     json!({"name": name, "image": IMAGE, "imagePullPolicy": "IfNotPresent"})

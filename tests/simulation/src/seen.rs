@@ -10,11 +10,15 @@ use serde_json::Value;
 pub struct ContainerSeen {
     /// ID with its scheme.
     pub id: String,
+    /// `restartCount` of the status.
     pub restarts: i64,
+    /// Whether the readiness probe passed.
     pub ready: bool,
     /// `running`, `waiting`, `terminated`, or empty.
     pub kind: String,
+    /// Reason of the waiting or terminated state.
     pub reason: String,
+    /// Message of the waiting or terminated state.
     pub message: String,
     /// Exit code, if it has terminated.
     pub exit_code: Option<i64>,
@@ -31,11 +35,13 @@ impl Seen {
         self.0.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
     }
 
+    /// Returns `metadata.uid`.
     #[must_use]
     pub fn uid(&self) -> &str {
         self.text("/metadata/uid")
     }
 
+    /// Returns `status.phase`.
     #[must_use]
     pub fn phase(&self) -> &str {
         self.text("/status/phase")
@@ -58,6 +64,7 @@ impl Seen {
             .unwrap_or_default()
     }
 
+    /// Returns whether the condition Ready is True.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.condition("Ready").0 == "True"
@@ -106,11 +113,16 @@ impl fmt::Debug for Seen {
     }
 }
 
+/// An Event of the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventSeen {
+    /// Kind of the involved object.
     pub kind: String,
+    /// Reason in CamelCase.
     pub reason: String,
+    /// Description for people.
     pub message: String,
+    /// Occurrences that the event stands for.
     pub count: i64,
 }
 

@@ -16,21 +16,28 @@ use quintlet_kit::paths::Paths;
 use quintlet_kit::server::Server;
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_kit::{failpoint, subscribe, task};
-use quintlet_telemetry::Lines;
+use quintlet_testkit::logs::Lines;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
 
 use crate::cuts::{Cuts, FileRecorder, Life};
 
+/// Name of the simulated node.
 pub const NODE: &str = "sim-node";
 
+/// A service of the simulated node, which runs as tasks of the test process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Service {
+    /// cri-proxy, before the runtime in memory.
     CriProxy,
+    /// pleg-service.
     Pleg,
+    /// probe-service.
     Probe,
+    /// status-reporter, before the API server in memory.
     Status,
+    /// pod-sync, which tests kill at failpoints.
     PodSync,
 }
 
@@ -97,7 +104,7 @@ impl Running {
         let thread = std::thread::Builder::new()
             .name(format!("{service:?}"))
             .spawn(move || {
-                let log = quintlet_telemetry::capture(service.name(), Level::INFO, &places.log);
+                let log = quintlet_testkit::logs::capture(service.name(), Level::INFO, &places.log);
                 let _of_this_thread = tracing::dispatcher::set_default(&log);
                 let life = Arc::new(Life::new(Arc::clone(&places.cuts), killed.clone()));
                 let is_watched = service == Service::PodSync;

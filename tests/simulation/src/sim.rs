@@ -15,9 +15,9 @@ use quintlet_kit::paths::Paths;
 use quintlet_kit::socket;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{GetPodRequest, PodView};
-use quintlet_telemetry::Lines;
 use quintlet_testapi::TestApi;
 use quintlet_testkit::fake_runtime::{self, FakeRuntime, Method, SandboxRecord};
+use quintlet_testkit::logs::Lines;
 use quintlet_testkit::wait::until;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -35,6 +35,7 @@ pub const LONG: Duration = Duration::from_secs(60);
 
 static NODES: AtomicU32 = AtomicU32::new(0);
 
+/// Options of [`Sim::start`].
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Options of the fake runtime, which uses the machine's wall clock.
@@ -49,7 +50,9 @@ pub struct Options {
 
 /// A running node. [`Sim::finish`] ends it and fails if an invariant was violated.
 pub struct Sim {
+    /// The container runtime in memory.
     pub runtime: FakeRuntime,
+    /// The API server in memory.
     pub api: TestApi,
     services: Mutex<BTreeMap<Service, Running>>,
     places: Places,
@@ -60,8 +63,8 @@ pub struct Sim {
     base: Option<TempDir>,
 }
 
-impl std::fmt::Debug for Sim {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Sim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sim").field("places", &self.places).finish_non_exhaustive()
     }
 }

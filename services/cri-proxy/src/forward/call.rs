@@ -22,6 +22,7 @@ pub(super) const MAX_REPLY: usize = (16 << 20) + 5;
 /// A unary call that can be sent repeatedly.
 #[derive(Debug, Clone)]
 pub struct Call {
+    /// The row of the method in [`crate::policy::TABLE`].
     pub policy: &'static Policy,
     /// Metadata for the runtime.
     pub headers: HeaderMap,

@@ -135,8 +135,8 @@ impl Forwarder {
         }
     }
 
-    // Returns the earlier call that this call repeats, or `None` if the earlier call was not received.
-    // `began` is the time (CLOCK_BOOTTIME, nanoseconds) of the earlier call.
+    /// Returns the earlier call that this call repeats, or `None` if the earlier call was not received.
+    /// `began` is the time (CLOCK_BOOTTIME, nanoseconds) of the earlier call.
     fn join_only(
         &self,
         call: &Call,
@@ -165,7 +165,7 @@ impl Forwarder {
         Span::current().record("joined", true);
     }
 
-    // Joins the identical call in flight, or starts this call. A call without a key is always started.
+    /// Joins the identical call in flight, or starts this call. A call without a key is always started.
     fn join_or_start(
         self: &Arc<Self>,
         call: Call,

@@ -1,5 +1,5 @@
 //! Tests of a complete proxy with a scripted runtime.
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 mod common;
 mod configured;

@@ -78,7 +78,9 @@ impl Tokens {
 /// A user, with the client whose share the user's requests use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
+    /// The user that requests are authorized as.
     pub user: User,
+    /// The owner of the share of connections and requests.
     pub client: Client,
 }
 
@@ -151,9 +153,11 @@ impl Authenticator {
 /// The token of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Credential {
+    /// The request has no bearer token, or an empty one.
     Absent,
     /// A token that cannot be valid, and the reason.
     Invalid(&'static str),
+    /// A bearer token, which is not verified yet.
     Token(String),
 }
 

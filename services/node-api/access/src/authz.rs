@@ -69,18 +69,22 @@ pub enum AuthorizationError {
 /// Authorizes requests.
 #[derive(Debug)]
 pub enum Authorizer {
+    /// Allows every authenticated request (`authorization.mode: AlwaysAllow`).
     AlwaysAllow,
+    /// Asks the API server (`authorization.mode: Webhook`).
     Webhook(Webhook),
 }
 
 /// Authorizes by SubjectAccessReviews, with a cache.
 #[derive(Debug)]
 pub struct Webhook {
+    /// Sends the reviews.
     pub reviewer: Arc<Reviewer>,
     /// How long an allowed review is cached.
     pub allow_ttl: Duration,
     /// How long a denied review is cached.
     pub deny_ttl: Duration,
+    /// Results of reviews by question: whether the request is allowed.
     pub known: Cache<bool>,
 }
 

@@ -5,7 +5,6 @@
 //! client. Certificates and the kubeconfig are read again when they change ([`reload`]). This crate serves no
 //! page and has no listener.
 
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod authn;

@@ -15,11 +15,14 @@ pub use quintlet_kit::slots::{Share, Slot, Slots};
 /// A share for each [`Pool`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shares {
+    /// Limits of [`Pool::Certificates`].
     pub certificates: Share,
+    /// Limits of [`Pool::Others`].
     pub others: Share,
 }
 
 impl Shares {
+    /// Returns the limits of a pool.
     #[must_use]
     pub fn of(&self, pool: Pool) -> Share {
         match pool {
@@ -148,10 +151,12 @@ impl Client {
 pub enum Pool {
     /// Reserved for users with a verified client certificate, such as the API server.
     Certificates,
+    /// Clients with a token, and those that are not authenticated yet.
     Others,
 }
 
 impl Pool {
+    /// Both pools.
     pub const ALL: [Self; 2] = [Self::Certificates, Self::Others];
 
     /// Returns the label in metrics.

@@ -17,8 +17,11 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// The values that are read from files.
 pub struct ReloadedFiles {
+    /// The serving certificate and its key.
     pub serving: Arc<ServingCertificate>,
+    /// Trust anchors of client certificates; `None` if clients have no certificates.
     pub ca: Option<Arc<ClientCa>>,
+    /// Client of the API server for reviews; `None` if nothing is reviewed.
     pub reviewer: Option<Arc<Reviewer>>,
 }
 

@@ -31,12 +31,21 @@ const FIRST_WAIT: Duration = Duration::from_millis(500);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReviewError {
+    /// The kubeconfig cannot be read, or is not valid.
     #[error("failed to use kubeconfig {}", path.display())]
-    Kubeconfig { path: PathBuf, source: kube::config::KubeconfigError },
+    Kubeconfig {
+        /// Path of the kubeconfig.
+        path: PathBuf,
+        /// The error of its reader.
+        source: kube::config::KubeconfigError,
+    },
+    /// The kubeconfig is valid, and its TLS settings are not.
     #[error("failed to create the API client")]
     Client(#[source] kube::Error),
+    /// The API server refused the review, or the connection failed.
     #[error("review by the API server failed")]
     Api(#[source] kube::Error),
+    /// The API server did not answer within the limit.
     #[error("review took longer than {}s", LIMIT.as_secs())]
     Slow,
     /// The node has no credential for the API server yet.
@@ -57,7 +66,9 @@ impl ReviewError {
 /// The question of a SubjectAccessReview.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question<'a> {
+    /// The user of the request.
     pub user: &'a User,
+    /// The verb in the terms of the API: `get`, `create`, `proxy`, …
     pub verb: &'a str,
     /// Name of the node.
     pub node: &'a str,

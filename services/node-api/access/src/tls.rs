@@ -23,23 +23,36 @@ use crate::digest::{self, Digest};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
+    /// A file of a certificate or key cannot be read.
     #[error("failed to access {}", path.display())]
-    File { path: PathBuf, source: io::Error },
+    File {
+        /// Path of the file.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The file can be read, and is no PEM file of the expected content.
     #[error("{} has no valid {what}", path.display())]
     Pem {
+        /// The file.
         path: PathBuf,
         /// The expected content.
         what: &'static str,
+        /// The first error in the file.
         source: rustls::pki_types::pem::Error,
     },
+    /// The key is not that of the certificate, or of an unknown kind.
     #[error("failed to use certificate {} with its key", path.display())]
     Pair {
         /// Path of the certificate.
         path: PathBuf,
+        /// The error of rustls.
         source: rustls::Error,
     },
+    /// There is no certificate file, and the certificate in its place could not be made.
     #[error("failed to create a self-signed certificate")]
     SelfSigned(#[source] rcgen::Error),
+    /// A TLS flag has an unknown value.
     #[error("{setting}: {value:?} is not one of {known}")]
     Setting {
         /// The flag.
@@ -49,6 +62,7 @@ pub enum TlsError {
         /// The valid values.
         known: String,
     },
+    /// The versions and cipher suites do not go together.
     #[error("failed to apply the TLS settings")]
     Config(#[source] rustls::Error),
 }

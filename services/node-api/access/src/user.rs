@@ -8,9 +8,11 @@ pub const AUTHENTICATED: &str = "system:authenticated";
 /// An authenticated user.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct User {
+    /// User name, such as `system:serviceaccount:NAMESPACE:NAME`.
     pub name: String,
     /// Unique ID, unlike the name.
     pub uid: String,
+    /// Groups of the user, with [`AUTHENTICATED`].
     pub groups: Vec<String>,
     /// Additional attributes from the authenticator.
     pub extra: BTreeMap<String, Vec<String>>,

@@ -17,8 +17,10 @@ use crate::user::User;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum X509Error {
+    /// No trust anchor signed the certificate, or it is expired, or not for clients.
     #[error("failed to verify the client certificate")]
     Verify(#[source] rustls::Error),
+    /// The common name, which is the user name, is absent, repeated or not UTF-8.
     #[error("the client certificate has no valid common name")]
     Name,
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::messages::{timely, whole_within};
 use quintlet_kit::neighbour::admit;
-use quintlet_kit::paths::{CriSocket, Paths};
+use quintlet_kit::paths::{CriSocket, Paths, socket_names};
 use quintlet_kit::{socket, task};
 use quintlet_proto::debug::v1::debug_client::DebugClient;
 use quintlet_proto::debug::v1::{ConfigRequest, MetricsRequest};
@@ -193,15 +193,12 @@ impl Services {
             one("status-reporter", self.paths.status()),
             one("pod-sync", self.paths.podsync()),
         ];
-        let entries = std::fs::read_dir(self.paths.probe_dir()).into_iter().flatten().flatten();
-        let mut probes: Vec<Source> = entries
-            .map(|e| e.path())
-            .filter(|p| p.extension().is_some_and(|e| e == "sock"))
-            .filter_map(|socket| {
-                let instance = socket.file_stem()?.to_str().filter(|n| !n.starts_with('.'))?.to_owned();
-                Some(Source { service: "probe-service".to_owned(), instance, socket })
-            })
-            .collect();
+        let probes = socket_names(&self.paths.probe_dir()).into_iter().map(|instance| Source {
+            service: "probe-service".to_owned(),
+            socket: self.paths.probe(&instance),
+            instance,
+        });
+        let mut probes: Vec<Source> = probes.collect();
         if probes.is_empty() {
             probes.push(one("probe-service", self.paths.probe("none")));
         }

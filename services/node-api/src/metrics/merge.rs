@@ -12,9 +12,11 @@ use std::fmt::Write as _;
 /// The text of one process.
 #[derive(Debug, Clone, Copy)]
 pub struct Part<'a> {
+    /// Value of the label `service`.
     pub service: &'a str,
     /// Name of the instance; empty if there is only one.
     pub instance: &'a str,
+    /// Metrics in the text format of Prometheus or OpenMetrics.
     pub text: &'a str,
 }
 

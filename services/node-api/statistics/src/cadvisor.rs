@@ -21,8 +21,7 @@ use super::machine::Machine;
 use super::machine_info::MachineInfo;
 use super::node_cgroups;
 use super::prometheus::{Text, labels, started, whole};
-use node_api_base::answer::METRICS_TEXT;
-use node_api_base::answer::{Answer, error, with_type};
+use node_api_base::answer::{Answer, METRICS_TEXT, error, with_type};
 use node_api_base::pod_lookup;
 use node_api_base::services::Services;
 
@@ -141,9 +140,8 @@ fn counted(pod: &Pod, group: Option<CgroupStats>, proc: &Path) -> Counted {
     let sockets = processes.iter().filter_map(|(id, pids)| Some(((*id).to_owned(), sockets(pids, proc)?)));
     let details = containers.iter().map(|(id, group)| {
         // With the processes in cgroups that the container has created.
-        let processes = processes.get(id.as_str()).map_or(0, Vec::len);
-        let processes = u64::try_from(processes).unwrap_or(u64::MAX);
-        (id.clone(), group.id(), Detail { processes, ..group.detail() })
+        let processes = processes.get(id.as_str()).map_or(&[][..], Vec::as_slice);
+        (id.clone(), group.id(), group.detail_with(processes))
     });
     Counted {
         open_files: files.collect(),

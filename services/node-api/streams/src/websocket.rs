@@ -137,6 +137,7 @@ where
 /// client has not read.
 async fn run_both(client_to_runtime: impl Future<Output = ()>, runtime_to_client: impl Future<Output = ()>) {
     let mut client_to_runtime = std::pin::pin!(client_to_runtime);
+    // The direction that is dropped ends with the connections of both.
     tokio::select! {
         () = &mut client_to_runtime => {}
         () = runtime_to_client => {
@@ -324,6 +325,7 @@ where
     let client_to_runtime = async {
         let mut silent_until = Some(deadline_after(Instant::now(), first));
         loop {
+            // The second arm ends the connection, so a message that has begun to arrive is not missed.
             let message = tokio::select! {
                 message = from_client.next() => message,
                 () = until(silent_until) => return,

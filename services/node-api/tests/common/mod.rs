@@ -22,8 +22,9 @@ use quintlet_proto::podsync::v1::checkpoints_server::{Checkpoints, CheckpointsSe
 use quintlet_proto::podsync::v1::pod_sync_server::{PodSync, PodSyncServer};
 use quintlet_proto::podsync::v1::storage_server::{Storage, StorageServer};
 use quintlet_testapi::TestApi;
+use quintlet_testkit::certificates::{Authority, Identity};
 use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Options};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::ServerName;
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -191,65 +192,9 @@ impl Api {
     }
 }
 
-/// A CA for test certificates.
-pub(crate) struct Ca {
-    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
-    pub(crate) pem: String,
-}
-
-pub(crate) struct Identity {
-    chain: Vec<CertificateDer<'static>>,
-    key: Vec<u8>,
-}
-
-impl Ca {
-    pub(crate) fn new() -> Self {
-        let mut params = rcgen::CertificateParams::default();
-        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-        params.distinguished_name.push(rcgen::DnType::CommonName, "test ca");
-        let key = rcgen::KeyPair::generate().unwrap();
-        let pem = params.self_signed(&key).unwrap().pem();
-        Self { issuer: rcgen::Issuer::new(params, key), pem }
-    }
-
-    pub(crate) fn client(&self, name: &str, group: &str, usage: rcgen::ExtendedKeyUsagePurpose) -> Identity {
-        self.sign(rcgen::CertificateParams::default(), name, group, usage)
-    }
-
-    /// Returns a client whose certificate has expired.
-    #[allow(dead_code, reason = "each test binary uses a part of this module")]
-    pub(crate) fn expired_client(&self, name: &str) -> Identity {
-        let mut params = rcgen::CertificateParams::default();
-        params.not_after = rcgen::date_time_ymd(2020, 1, 1);
-        self.sign(params, name, "g", rcgen::ExtendedKeyUsagePurpose::ClientAuth)
-    }
-
-    fn sign(
-        &self,
-        mut params: rcgen::CertificateParams,
-        name: &str,
-        group: &str,
-        usage: rcgen::ExtendedKeyUsagePurpose,
-    ) -> Identity {
-        params.distinguished_name = rcgen::DistinguishedName::new();
-        params.distinguished_name.push(rcgen::DnType::CommonName, name);
-        params.distinguished_name.push(rcgen::DnType::OrganizationName, group);
-        params.extended_key_usages = vec![usage];
-        let key = rcgen::KeyPair::generate().unwrap();
-        let cert = params.signed_by(&key, &self.issuer).unwrap();
-        Identity { chain: vec![cert.der().clone()], key: key.serialize_der() }
-    }
-}
-
-impl Ca {
-    /// Returns a certificate for a server and its key, as PEM.
-    pub(crate) fn server(&self, name: &str) -> (String, String) {
-        let mut params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
-        params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth];
-        let key = rcgen::KeyPair::generate().unwrap();
-        let cert = params.signed_by(&key, &self.issuer).unwrap();
-        (cert.pem(), key.serialize_pem())
-    }
+/// Returns a new CA for test certificates.
+pub(crate) fn new_ca() -> Authority {
+    Authority::new("test ca")
 }
 
 /// Sends a request without TLS.
@@ -298,9 +243,7 @@ pub(crate) async fn tls_over(
         .with_custom_certificate_verifier(quintlet_kit::tls::unverified_certificate());
     let config = match identity {
         None => builder.with_no_client_auth(),
-        Some(identity) => builder
-            .with_client_auth_cert(identity.chain.clone(), PrivateKeyDer::Pkcs8(identity.key.clone().into()))
-            .unwrap(),
+        Some(identity) => builder.with_client_auth_cert(vec![identity.der()], identity.key_der()).unwrap(),
     };
     let name = ServerName::try_from("n1").unwrap();
     TlsConnector::from(Arc::new(config)).connect(name, stream).await

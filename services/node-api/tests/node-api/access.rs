@@ -1,6 +1,6 @@
 //! Authentication: tokens, certificates, anonymous requests, and errors at startup.
 
-use crate::common::{Api, Ca, TEST_TIMEOUT, args};
+use crate::common::{Api, TEST_TIMEOUT, args, new_ca};
 use http::{Method, StatusCode};
 use node_api::{NodeApi, StartError};
 use node_api_access::limits::Limits;
@@ -27,13 +27,13 @@ async fn reviews_are_cached_and_a_token_is_reviewed_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_certificate_of_the_configured_ca_authenticates_and_the_ca_is_reloaded() {
-    let (ca, other) = (Ca::new(), Ca::new());
+    let (ca, other) = (new_ca(), new_ca());
     let api = Api::start_with(Limits::default(), |dir| {
-        std::fs::write(dir.join("ca.pem"), &ca.pem).unwrap();
+        std::fs::write(dir.join("ca.pem"), ca.pem()).unwrap();
         vec![format!("--client-ca-file={}", dir.join("ca.pem").display())]
     })
     .await;
-    use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+    use quintlet_testkit::certificates::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
     api.test_api.allow("team", "get", "nodes/pods");
     let ask = async |identity, token| api.request(Method::GET, "/pods", token, Some(identity)).await.0;
     let right = ca.client("alice", "team", ClientAuth);
@@ -50,7 +50,7 @@ async fn a_client_certificate_of_the_configured_ca_authenticates_and_the_ca_is_r
     std::fs::write(api.dir.path().join("ca.pem"), "rubbish").unwrap();
     tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
     assert_eq!(ask(&right, None).await, StatusCode::OK, "what cannot be used must leave the CA of before");
-    std::fs::write(api.dir.path().join("ca.pem"), &other.pem).unwrap();
+    std::fs::write(api.dir.path().join("ca.pem"), other.pem()).unwrap();
     let deadline = tokio::time::Instant::now() + TEST_TIMEOUT;
     while ask(&foreign, None).await != StatusCode::OK {
         assert!(tokio::time::Instant::now() < deadline, "the new CA is not read");

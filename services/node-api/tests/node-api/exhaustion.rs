@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::{Api, Ca, TEST_TIMEOUT, get_on, tls};
+use crate::common::{Api, TEST_TIMEOUT, get_on, new_ca, tls};
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{Method, Request, StatusCode};
@@ -277,14 +277,15 @@ async fn a_client_that_does_not_read_responses_is_disconnected() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_unknown_tokens_does_not_affect_cached_users() {
-    let ca = Ca::new();
+    let ca = new_ca();
     let limits = Limits { reviews: Share { all: 64, each: 40 }, ..Limits::default() };
     let api = Api::start_with(limits, |dir| {
-        std::fs::write(dir.join("ca.pem"), &ca.pem).unwrap();
+        std::fs::write(dir.join("ca.pem"), ca.pem()).unwrap();
         vec![format!("--client-ca-file={}", dir.join("ca.pem").display())]
     })
     .await;
-    let operator = ca.client("operator", "team", rcgen::ExtendedKeyUsagePurpose::ClientAuth);
+    let operator =
+        ca.client("operator", "team", quintlet_testkit::certificates::ExtendedKeyUsagePurpose::ClientAuth);
     api.test_api.allow("team", "get", "nodes/pods");
     api.test_api.faults().block("create tokenreviews");
     // More requests than may be reviewed concurrently and may wait.

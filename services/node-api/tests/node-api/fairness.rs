@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use crate::common::{Api, Ca, Identity, TEST_TIMEOUT, head};
+use crate::common::{Api, TEST_TIMEOUT, head, new_ca};
 use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use node_api_access::limits::{Limits, Share, Shares};
+use quintlet_testkit::certificates::ExtendedKeyUsagePurpose::ClientAuth;
+use quintlet_testkit::certificates::{Authority, Identity};
 use quintlet_testkit::fake_runtime::FakeRuntime;
-use rcgen::ExtendedKeyUsagePurpose::ClientAuth;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
@@ -22,7 +23,7 @@ fn share(all: usize, each: usize) -> Share {
 /// node-api with a client CA, and with tokens `one` to `four` that may read `/healthz` only.
 struct Node {
     api: Api,
-    ca: Ca,
+    ca: Authority,
     _ca_file: tempfile::NamedTempFile,
     /// The certificate of the API server.
     server: Identity,
@@ -30,9 +31,9 @@ struct Node {
 }
 
 async fn start(limits: Limits) -> Node {
-    let ca = Ca::new();
+    let ca = new_ca();
     let ca_file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(ca_file.path(), &ca.pem).unwrap();
+    std::fs::write(ca_file.path(), ca.pem()).unwrap();
     let flag = format!("--client-ca-file={}", ca_file.path().display());
     let (api, runtime) = Api::with_runtime(limits, &[&flag]).await;
     for user in ["one", "two", "three", "four"] {

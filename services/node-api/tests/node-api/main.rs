@@ -1,5 +1,5 @@
 //! Tests of the node API in this process.
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs, unreachable_pub)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, unreachable_pub)]
 
 mod access;
 mod checkpoint;

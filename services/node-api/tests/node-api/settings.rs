@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Api, Ca, TEST_TIMEOUT, args, plain};
+use crate::common::{Api, TEST_TIMEOUT, args, new_ca, plain};
 use http::{Method, StatusCode};
 use node_api::{NodeApi, StartError};
 use node_api_access::limits::Limits;
@@ -249,12 +249,12 @@ async fn only_the_suites_and_groups_of_the_configuration_are_accepted() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_changed_serving_certificate_is_reloaded() {
-    let ca = Ca::new();
+    let ca = new_ca();
     let write = |dir: &std::path::Path, name: &str| {
-        let (cert, key) = ca.server(name);
+        let server = ca.server(name);
         // The key is replaced first. A key that does not match the certificate changes nothing.
-        std::fs::write(dir.join("tls.key"), key).unwrap();
-        std::fs::write(dir.join("tls.crt"), cert).unwrap();
+        std::fs::write(dir.join("tls.key"), server.key_pem()).unwrap();
+        std::fs::write(dir.join("tls.crt"), server.pem()).unwrap();
     };
     let api = Api::start_with(Limits::default(), |dir| {
         write(dir, "first");

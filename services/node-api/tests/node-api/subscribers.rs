@@ -24,7 +24,8 @@ use quintlet_proto::subscribe::v1::containers_server::{Containers, ContainersSer
 use quintlet_proto::subscribe::v1::pods_client::PodsClient;
 use quintlet_proto::subscribe::v1::probes_client::ProbesClient;
 use quintlet_proto::subscribe::v1::probes_server::{Probes, ProbesServer};
-use rcgen::ExtendedKeyUsagePurpose::ClientAuth;
+use quintlet_testkit::certificates::ExtendedKeyUsagePurpose::ClientAuth;
+use quintlet_testkit::certificates::{Authority, Identity};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
@@ -32,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Response, Status};
 
-use crate::common::{Ca, Identity, TEST_TIMEOUT, args, tls};
+use crate::common::{TEST_TIMEOUT, args, new_ca, tls};
 
 /// Beginnings of user agents whose requests the service handles in another way. tonic appends its own name.
 const FAILS: &str = "fails";
@@ -120,7 +121,7 @@ impl Probes for Service {
 /// subscribers.
 struct Node {
     address: SocketAddr,
-    ca: Ca,
+    ca: Authority,
     dir: tempfile::TempDir,
     stop: CancellationToken,
     ended: tokio::task::JoinHandle<()>,
@@ -132,9 +133,9 @@ impl Drop for Node {
     }
 }
 
-fn write_files(dir: &Path, ca: &Ca, server: &str) {
-    let (cert, key) = ca.server(server);
-    for (name, text) in [("s.key", &key), ("s.crt", &cert), ("s-ca.crt", &ca.pem)] {
+fn write_files(dir: &Path, ca: &Authority, server: &str) {
+    let server = ca.server(server);
+    for (name, text) in [("s.key", &*server.key_pem()), ("s.crt", &*server.pem()), ("s-ca.crt", ca.pem())] {
         std::fs::write(dir.join(name), text).unwrap();
     }
 }
@@ -157,7 +158,7 @@ fn flags(dir: &Path, listen: &str) -> Vec<String> {
 
 impl Node {
     async fn start(listen: &str) -> Self {
-        let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+        let (dir, ca) = (tempfile::tempdir().unwrap(), new_ca());
         let stop = CancellationToken::new();
         write_files(dir.path(), &ca, "n1");
         let paths = Paths::new(&dir.path().join("run"));
@@ -296,7 +297,7 @@ async fn each_client_that_may_not_subscribe_is_refused_by_name_and_delays_no_oth
         stream.write_all(hello).await.unwrap();
         idle.push(stream);
     }
-    let other_ca = Ca::new();
+    let other_ca = new_ca();
     for (who, identity, reason, code, message) in [
         ("no certificate", None, "no_certificate", Code::Unauthenticated, "a client certificate is required"),
         (
@@ -308,14 +309,18 @@ async fn each_client_that_may_not_subscribe_is_refused_by_name_and_delays_no_oth
         ),
         (
             "an expired certificate",
-            Some(node.ca.expired_client("watcher")),
+            Some(node.ca.client_until("watcher", "g", 2020)),
             "expired",
             Code::Unauthenticated,
             "the client certificate has expired, or is not valid yet",
         ),
         (
             "a certificate of a server",
-            Some(node.ca.client("watcher", "g", rcgen::ExtendedKeyUsagePurpose::ServerAuth)),
+            Some(node.ca.client(
+                "watcher",
+                "g",
+                quintlet_testkit::certificates::ExtendedKeyUsagePurpose::ServerAuth,
+            )),
             "certificate",
             Code::Unauthenticated,
             "the client certificate is not valid",
@@ -393,7 +398,7 @@ async fn certificates_are_renewed_without_a_restart() {
     let mut kept = watch(node.client("watcher").await).await.unwrap();
     greeting(&mut kept).await;
     let first = served(node.address).await;
-    let renewed = Ca::new();
+    let renewed = new_ca();
     write_files(node.dir.path(), &renewed, "n1");
     let deadline = Instant::now() + TEST_TIMEOUT;
     let reached = || assert!(Instant::now() < deadline, "the new files are not used");
@@ -475,8 +480,8 @@ async fn an_expired_time_limit_of_a_request_is_reported_as_such() {
 /// Stops the node, and returns whether it had to close connections that were still open after the grace
 /// period.
 async fn stop_with_force(node: &mut Node) -> bool {
-    let lines = quintlet_telemetry::Lines::default();
-    let log = quintlet_telemetry::capture("test", tracing::Level::INFO, &lines);
+    let lines = quintlet_testkit::logs::Lines::default();
+    let log = quintlet_testkit::logs::capture("test", tracing::Level::INFO, &lines);
     // node-api runs on this thread.
     let _of_this_thread = tracing::dispatcher::set_default(&log);
     node.stop.cancel();
@@ -505,7 +510,7 @@ async fn streams_end_with_ok_at_a_stop_and_hold_nothing_up() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_node_api_serves_without_the_port_for_subscribers_until_its_files_are_valid() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (dir, ca) = (tempfile::tempdir().unwrap(), new_ca());
     let stop = CancellationToken::new();
     // Nothing listens at this socket. It holds the port against other processes until node-api has it: both
     // may reuse the address.

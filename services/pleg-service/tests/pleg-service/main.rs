@@ -1,5 +1,5 @@
 //! Tests of pleg-service in this process, with a fake runtime.
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs, unreachable_pub)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, unreachable_pub)]
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -462,8 +462,8 @@ async fn an_overrun_lists_everything() {
 
 #[tokio::test(start_paused = true)]
 async fn lost_hints_are_logged_once_a_minute_for_each_reason() {
-    let lines = quintlet_telemetry::Lines::default();
-    let log = quintlet_telemetry::capture("test", tracing::Level::WARN, &lines);
+    let lines = quintlet_testkit::logs::Lines::default();
+    let log = quintlet_testkit::logs::capture("test", tracing::Level::WARN, &lines);
     let _of_this_thread = tracing::dispatcher::set_default(&log);
     let bench = Bench::new(options(Duration::ZERO), true, |r| drop(web(r)));
     bench.watch(None).await.snapshot().await;

@@ -121,16 +121,21 @@ impl Admitter {
         }
     }
 
-    // Returns the pods that hold resources of this node, with the larger of what was allocated to them and
-    // what their running containers have. Pods of records count with `with_unconfirmed`, also before their
-    // source has named them. They do not count against a static pod, as after a restart of a kubelet: the
-    // source may be an API server that this static pod is.
-    fn active(&self, managed: &PodEntries, but: Option<&PodUid>, with_unconfirmed: bool) -> Vec<Arc<Pod>> {
+    /// Returns the pods that hold resources of this node, with the larger of what was allocated to them and
+    /// what their running containers have. Pods of records count with `with_unconfirmed`, also before their
+    /// source has named them. They do not count against a static pod, as after a restart of a kubelet: the
+    /// source may be an API server that this static pod is.
+    fn active(
+        &self,
+        managed: &PodEntries,
+        excluded: Option<&PodUid>,
+        with_unconfirmed: bool,
+    ) -> Vec<Arc<Pod>> {
         managed
             .workers()
             .filter(|(uid, worker)| {
                 let d = worker.desired.borrow();
-                Some(*uid) != but
+                Some(*uid) != excluded
                     && (with_unconfirmed || !worker.is_unconfirmed())
                     && !d.removed
                     && match d.rejected {
@@ -160,8 +165,8 @@ impl Admitter {
         }
     }
 
-    // Terminates a victim and then wakes the worker of the pod that needs its resources. `short` are the
-    // insufficient resources.
+    /// Terminates a victim and then wakes the worker of the pod that needs its resources. `short` are the
+    /// insufficient resources.
     fn preempt(&self, victim: &Pod, preemptor: &Pod, short: &[InsufficientResource]) -> Option<Victim> {
         let victim_ref = pods::pod_ref(victim).ok()?;
         let preemptor = pods::pod_ref(preemptor).ok()?.uid;

@@ -121,7 +121,7 @@ impl Cleanup {
         self.sweeper.tick(&self.ctx, &known);
     }
 
-    // Frees the devices of pods that are gone. Usually their workers have done so.
+    /// Frees the devices of pods that are gone. Usually their workers have done so.
     fn release_devices(&self, known: &HashSet<PodUid>) {
         let devices = self.ctx.environment.devices.clone();
         if devices.retain(|pod| known.contains(pod)) {
@@ -130,7 +130,7 @@ impl Cleanup {
         }
     }
 
-    // Ends the assignments of CPUs and memory of pods that are gone. Usually their workers have done so.
+    /// Ends the assignments of CPUs and memory of pods that are gone. Usually their workers have done so.
     fn release_cpus(&self, known: &HashSet<PodUid>) {
         let placement = self.ctx.environment.placement.clone();
         if placement.retain(|pod| known.contains(pod)) {
@@ -139,8 +139,8 @@ impl Cleanup {
         }
     }
 
-    // Unprepares the claims of pods that are gone, such as those that a force deletion removed during a
-    // restart.
+    /// Unprepares the claims of pods that are gone, such as those that a force deletion removed during a
+    /// restart.
     fn unprepare_claims(&self, held: BTreeSet<String>, known: &HashSet<PodUid>) {
         if held.iter().all(|pod| known.contains(pod.as_str())) {
             return;

@@ -249,7 +249,7 @@ impl PodManager {
         self.cleanup.remove_orphans(&mut self.pods);
     }
 
-    // Forgets pods whose worker has ended and restarts workers that ended unexpectedly.
+    /// Forgets pods whose worker has ended and restarts workers that ended unexpectedly.
     fn collect_ended(&mut self) {
         let ended = self.pods.take_ended_workers();
         let mut has_freed = !ended.is_empty();

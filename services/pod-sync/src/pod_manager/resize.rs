@@ -99,7 +99,7 @@ impl Resizes {
         self.queue.set_pending(waiting);
     }
 
-    // Returns true if the resize stays pending.
+    /// Returns true if the resize stays pending.
     fn retry_one(&self, pods: &PodEntries, admitter: &Admitter, uid: &PodUid, desired: &Arc<Pod>) -> bool {
         let Some(worker) = pods.worker(uid) else { return false };
         if self.ctx.control.pod_workers.read(|w| w.is_termination_requested(uid)) {
@@ -141,7 +141,7 @@ impl Resizes {
         pending.reason == PendingReason::Deferred
     }
 
-    // Makes the pod's worker sync.
+    /// Makes the pod's worker sync.
     fn sync(&self, uid: &PodUid, pod: &Pod) {
         let Ok(pod_ref) = pods::pod_ref(pod) else { return };
         let facts = PodFacts::of(pod, pod_ref.full_name());

@@ -62,7 +62,7 @@ impl PodManager {
         }
     }
 
-    // Makes the worker of a pod that was admitted or rejected.
+    /// Makes the worker of a pod that was admitted or rejected.
     pub(super) fn start(
         &mut self,
         pod_ref: PodRef,

@@ -87,7 +87,7 @@ impl PodManager {
         }
     }
 
-    // Records events for pods of a source that are not run.
+    /// Records events for pods of a source that are not run.
     fn report_ignored(&self, source: SourceKind, duplicates: &[Arc<Pod>], unusable: &[Arc<Pod>]) {
         let ignored = |pod: &Pod, problem: String| {
             let text = format!("{problem}, ignoring");
@@ -108,7 +108,7 @@ impl PodManager {
         }
     }
 
-    // Applies a change of one pod. A panic affects this pod only, whose change is applied again later.
+    /// Applies a change of one pod. A panic affects this pod only, whose change is applied again later.
     fn change(&mut self, source: SourceKind, op: PodOperation, pod: Arc<Pod>) {
         let Ok(pod_ref) = pods::pod_ref(&pod) else { return };
         let uid = pod_ref.uid.clone();
@@ -128,7 +128,7 @@ impl PodManager {
         }
     }
 
-    // Postpones the updates of a pod until its wait after a fault is over.
+    /// Postpones the updates of a pod until its wait after a fault is over.
     fn set_aside(&mut self, pod_ref: &PodRef, source: SourceKind, pod: &Arc<Pod>) {
         let uid = &pod_ref.uid;
         let is_known = self.ctx.control.pod_workers.read(|w| w.is_known(uid));
@@ -147,7 +147,7 @@ impl PodManager {
         }
     }
 
-    // Applies the newest state of pods whose wait after a fault is over.
+    /// Applies the newest state of pods whose wait after a fault is over.
     pub(super) fn retry_set_aside(&mut self) {
         let due: Vec<(PodUid, SourceKind)> = self
             .pods
@@ -261,8 +261,8 @@ impl PodManager {
         self.resizes.compare(&mut self.pods, &uid, &desired);
     }
 
-    // Removes restored pods that are not in the first snapshot of their source: they were removed while
-    // pod-sync was down.
+    /// Removes restored pods that are not in the first snapshot of their source: they were removed while
+    /// pod-sync was down.
     fn confirm_restored(&mut self, source: SourceKind) {
         for (uid, worker) in self.pods.workers_mut().filter(|(_, w)| w.is_unconfirmed()) {
             let origin = worker.desired.borrow().source;
@@ -276,7 +276,7 @@ impl PodManager {
         }
     }
 
-    // Adds pods whose UID was in use by a pod that has terminated.
+    /// Adds pods whose UID was in use by a pod that has terminated.
     pub(super) fn add_pods_with_freed_uid(&mut self) {
         if self.draining {
             return;
@@ -298,7 +298,7 @@ impl PodManager {
         }
     }
 
-    // Publishes why a pod without a worker waits.
+    /// Publishes why a pod without a worker waits.
     pub(super) fn show_waiting(&self, pod_ref: &PodRef, source: SourceKind, pod: &Arc<Pod>, what: Waiting) {
         let old = self.ctx.reporting.views.get(&pod_ref.uid);
         if old.as_ref().and_then(|v| v.waiting.as_ref()).is_some_and(|w| w.reason == what.reason()) {

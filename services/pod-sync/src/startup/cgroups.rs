@@ -4,37 +4,32 @@ use std::sync::Arc;
 
 use pod_sync_layout::RuntimeState;
 use pod_sync_node_object::{EnforcedReservation, NodeCgroups, ProcessCgroups};
+use pod_sync_worker::context::WorkerContext;
 use tokio::sync::watch;
 
-use super::Agent;
+use super::process_tasks::ProcessTasks;
+use crate::args::Args;
 use crate::start_refusal::StartRefusal;
 
-impl Agent {
-    /// Writes the allocations that changed last to the files that a kubelet reads.
-    pub(crate) async fn write_allocations(&self) {
-        self.ctx.checkpoints.allocations.write_files().await;
-    }
+/// Mount point of the cgroup hierarchies.
+pub(crate) const CGROUP_FS: &str = "/sys/fs/cgroup";
 
-    /// Returns the error that stopped this process, if one did.
-    pub(crate) fn refusal(&self) -> anyhow::Result<()> {
-        match self.refusal.get() {
-            Some(StartRefusal::Enforcement(error)) => {
-                Err(anyhow::Error::msg(quintlet_kit::error_chain(error)))
-            }
-            Some(StartRefusal::NodeName(taken)) => Err(anyhow::Error::new(taken.clone())),
-            None => Ok(()),
-        }
-    }
+/// Starts the tasks that keep the cgroups of the node.
+pub(super) struct CgroupTasks<'a> {
+    pub(super) tasks: &'a ProcessTasks,
+    pub(super) ctx: &'a Arc<WorkerContext>,
+    pub(super) args: &'a Args,
+}
 
+impl CgroupTasks<'_> {
     /// Starts the poll of the runtime, which sets up the cgroups of the node, and the tasks that keep these
     /// cgroups.
-    pub(super) fn start_cgroups(
+    pub(super) fn start(
         &self,
         reservations: Vec<EnforcedReservation>,
         runtime_state: watch::Sender<RuntimeState>,
     ) {
-        let ctx = &self.ctx;
-        let stop = &self.stop;
+        let (ctx, stop) = (self.ctx, &self.tasks.stop);
         let resources = &self.args.resources;
         let cgroups = NodeCgroups::new(
             ctx.environment.cgroups.clone(),
@@ -51,12 +46,10 @@ impl Agent {
         }
         let (runtime, clock) = (ctx.runtime.calls.clone(), ctx.clock.clone());
         let poll = pod_sync_node_object::poll_runtime(runtime, clock, runtime_state, cgroups, stop.clone());
-        let (refusal, stop) = (Arc::clone(&self.refusal), stop.clone());
+        let stop_with = self.tasks.stopper();
         self.tasks.spawn("runtime-poll", async move {
             if let Err(error) = poll.await {
-                // The first refusal counts.
-                let _ = refusal.set(StartRefusal::Enforcement(error));
-                stop.cancel();
+                stop_with(StartRefusal::Enforcement(error));
             }
         });
     }

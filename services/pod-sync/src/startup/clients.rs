@@ -6,22 +6,43 @@ use std::sync::Arc;
 use pod_sync_clients::{EventType, ProbeFailure};
 use pod_sync_cri_config::dns;
 use pod_sync_decisions::containment::ProcessExit;
-use pod_sync_worker::context::Reporting;
+use pod_sync_layout::RuntimeState;
+use pod_sync_node_object::EnforcedReservation;
+use pod_sync_worker::context::{Reporting, WorkerContext};
+use quintlet_kit::paths::Paths;
 use quintlet_kit::task::blocking;
 use quintlet_model::ids::PodUid;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::{Agent, ClientChannels};
+use super::cgroups::CgroupTasks;
+use super::process_tasks::ProcessTasks;
+use crate::args::Args;
 
-impl Agent {
-    /// Starts the clients of the other services and of the runtime.
-    pub(crate) fn start_clients(&self, inputs: ClientChannels) {
-        let (ctx, stop) = (&self.ctx, &self.stop);
+/// The reservations to enforce, and the ends of channels that the tasks of the clients own.
+pub(crate) struct ClientChannels {
+    pub(super) reservations: Vec<EnforcedReservation>,
+    pub(super) runtime_state: watch::Sender<RuntimeState>,
+    pub(super) probe_failures: mpsc::Receiver<ProbeFailure>,
+}
+
+/// Starts the clients of the other services and of the runtime.
+pub(crate) struct ClientTasks<'a> {
+    pub(super) tasks: &'a ProcessTasks,
+    pub(super) ctx: &'a Arc<WorkerContext>,
+    pub(super) args: &'a Args,
+    pub(super) paths: &'a Paths,
+}
+
+impl ClientTasks<'_> {
+    /// Starts all clients. The node has the event `Starting` before theirs.
+    pub(crate) fn start(&self, inputs: ClientChannels) {
+        let (ctx, stop) = (self.ctx, &self.tasks.stop);
         let node_name = ctx.node.settings.node_name.clone();
         ctx.reporting.events.node(&node_name, EventType::Normal, "Starting", "Starting kubelet.");
         self.check_resolv_conf();
-        self.start_cgroups(inputs.reservations, inputs.runtime_state);
+        let cgroups = CgroupTasks { tasks: self.tasks, ctx, args: self.args };
+        cgroups.start(inputs.reservations, inputs.runtime_state);
         let exit_note = self.paths.exit(pod_sync_containment::CRI_PROXY);
         let (faults, control) = (Arc::clone(&ctx.faults), Arc::clone(&ctx.control));
         let record_crash = move |cause: &ProcessExit, pods: &BTreeSet<PodUid>| {
@@ -45,7 +66,7 @@ impl Agent {
 
     // The limits are those of the node, not of a pod, so they are checked once.
     fn check_resolv_conf(&self) {
-        let ctx = Arc::clone(&self.ctx);
+        let ctx = Arc::clone(self.ctx);
         let Some(path) = ctx.node.settings.resolv_conf.clone() else { return };
         self.tasks.spawn("resolv-conf", async move {
             let file = path.clone();

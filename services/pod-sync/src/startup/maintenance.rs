@@ -12,13 +12,17 @@ use pod_sync_eviction_loop::kernel_log::{self, SYSTEM_OOM, Victim};
 use pod_sync_logs::LogDirs;
 use pod_sync_placement::ReconcileContext;
 use pod_sync_records::PodRecord;
-use pod_sync_volume_usage::{Pods as _, StorageSettings};
+use pod_sync_volume_usage::{Measured, Pods as _, StorageSettings};
+use pod_sync_worker::context::WorkerContext;
+use quintlet_kit::paths::Paths;
 use quintlet_model::ids::PodUid;
 use tokio::sync::watch;
 
-use super::{Agent, CGROUP_FS};
+use super::cgroups::CGROUP_FS;
+use super::process_tasks::ProcessTasks;
+use crate::args::Args;
 use crate::eviction::{EvictionContext, EvictionNode};
-use crate::image_gc;
+use crate::image_gc::{self, ImageGcContext};
 use crate::shutdown::ActivePods;
 use crate::storage::{LoggedPods, MeasuredPods};
 use crate::volumes::MountedVolumes;
@@ -26,24 +30,34 @@ use crate::volumes::MountedVolumes;
 /// File below the state directory: the position in the kernel's log up to which kills were reported.
 const KERNEL_LOG_POSITION: &str = ".kernel-log";
 
-impl Agent {
+/// Starts the tasks that look after the node.
+pub(crate) struct MaintenanceTasks<'a> {
+    pub(super) tasks: &'a ProcessTasks,
+    pub(super) ctx: &'a Arc<WorkerContext>,
+    pub(super) args: &'a Args,
+    pub(super) paths: &'a Paths,
+    pub(super) measured: &'a Arc<Measured>,
+    pub(super) image_gc: &'a ImageGcContext,
+}
+
+impl MaintenanceTasks<'_> {
     /// Starts the task that gives running containers the CPUs that they share.
     pub(crate) fn reconcile_cpus(&self) {
-        let ctx = &self.ctx;
+        let ctx = self.ctx;
         let reporting = Arc::clone(&ctx.reporting);
         let context = ReconcileContext {
             calls: ctx.runtime.calls.clone(),
             pleg: Arc::clone(&ctx.runtime.pleg),
             is_managed: Box::new(move |uid| reporting.views.get(uid).is_some()),
             period: self.args.placement.cpu_manager_reconcile_period,
-            stop: self.stop.clone(),
+            stop: self.tasks.stop.clone(),
         };
         self.tasks.spawn("reconcile-cpus", ctx.environment.placement.clone().reconcile(context));
     }
 
     /// Starts the graceful node shutdown. Returns whether the node is shutting down.
     pub(crate) fn start_shutdown(&self) -> anyhow::Result<watch::Receiver<bool>> {
-        let ctx = &self.ctx;
+        let ctx = self.ctx;
         let (shutting_down_tx, shutting_down) = watch::channel(false);
         let active = ActivePods { reporting: Arc::clone(&ctx.reporting), control: Arc::clone(&ctx.control) };
         let node = pod_sync_shutdown::ShutdownContext {
@@ -54,14 +68,15 @@ impl Agent {
             clock: ctx.clock.clone(),
         };
         let (plan, login) = (self.args.shutdown.plan()?, Box::new(self.args.shutdown.login()));
-        let shutdown = pod_sync_shutdown::run(active, node, plan, login, shutting_down_tx, self.stop.clone());
+        let shutdown =
+            pod_sync_shutdown::run(active, node, plan, login, shutting_down_tx, self.tasks.stop.clone());
         self.tasks.spawn("shutdown", shutdown);
         Ok(shutting_down)
     }
 
     /// Starts image garbage collection, the measurement of volumes and the rotation of logs.
-    pub(crate) fn start_maintenance(&self) {
-        let stop = &self.stop;
+    pub(crate) fn start(&self) {
+        let stop = &self.tasks.stop;
         let images = self.image_gc.clone();
         self.tasks.spawn("pull-intents", image_gc::recover_pulls(images.clone(), stop.clone()));
         self.tasks.spawn("image-gc", image_gc::run(images, stop.clone()));
@@ -80,7 +95,7 @@ impl Agent {
     fn report_kills(&self, log: PathBuf) -> impl Future<Output = ()> + Send + use<> {
         let position = self.paths.state_dir().join(KERNEL_LOG_POSITION);
         let (events, node) = (self.ctx.reporting.events.clone(), self.ctx.node.settings.node_name.clone());
-        let stop = self.stop.clone();
+        let stop = self.tasks.stop.clone();
         async move {
             let report = |victim: &Victim| {
                 events.node(&node, EventType::Warning, SYSTEM_OOM, &victim.to_string());
@@ -92,7 +107,7 @@ impl Agent {
     }
 
     fn start_measurement(&self) {
-        let (ctx, stop) = (&self.ctx, &self.stop);
+        let (ctx, stop) = (self.ctx, &self.tasks.stop);
         let root_dir = &ctx.node.settings.root_dir;
         let pods = Arc::new(MeasuredPods {
             reporting: Arc::clone(&ctx.reporting),
@@ -127,17 +142,17 @@ impl Agent {
         let usage = pod_sync_volume_usage::run_provided(
             Arc::clone(&pods),
             mounted,
-            Arc::clone(&self.measured),
+            Arc::clone(self.measured),
             storage.clone(),
             stop.clone(),
         );
         self.tasks.spawn("volume-usages", usage);
-        let measure = pod_sync_volume_usage::run(pods, Arc::clone(&self.measured), storage, stop.clone());
+        let measure = pod_sync_volume_usage::run(pods, Arc::clone(self.measured), storage, stop.clone());
         self.tasks.spawn("storage", measure);
     }
 
     fn start_log_rotation(&self) {
-        let ctx = &self.ctx;
+        let ctx = self.ctx;
         let logged_pods = Arc::new(LoggedPods {
             node: Arc::clone(&ctx.node),
             pleg: Arc::clone(&ctx.runtime.pleg),
@@ -154,7 +169,7 @@ impl Agent {
             clock,
             dirs,
             self.args.container_logs(),
-            self.stop.clone(),
+            self.tasks.stop.clone(),
         );
         self.tasks.spawn("container-logs", logs);
     }
@@ -166,7 +181,7 @@ impl Agent {
         records: &[(PodUid, PodRecord)],
         published: Published,
     ) -> anyhow::Result<Option<impl Future<Output = ()> + Send + use<>>> {
-        let ctx = &self.ctx;
+        let ctx = self.ctx;
         let Some(settings) = self.args.eviction.settings(self.args.resources.enforces_pods())? else {
             return Ok(None);
         };
@@ -186,7 +201,7 @@ impl Agent {
             reporting: Arc::clone(&ctx.reporting),
             control: Arc::clone(&ctx.control),
             images: self.image_gc.clone(),
-            measured: Arc::clone(&self.measured),
+            measured: Arc::clone(self.measured),
             paths: pod_sync_eviction_loop::measure::Paths {
                 root_dir: ctx.node.settings.root_dir.clone(),
                 pod_logs_dir: ctx.node.settings.pod_logs_dir.clone(),
@@ -198,6 +213,6 @@ impl Agent {
             evicted: evicted.collect(),
             has_memory_alarm: self.args.eviction.kernel_memcg_notification,
         });
-        Ok(Some(pod_sync_eviction_loop::run(node, settings, published, self.stop.clone())))
+        Ok(Some(pod_sync_eviction_loop::run(node, settings, published, self.tasks.stop.clone())))
     }
 }

@@ -4,21 +4,33 @@ use std::sync::Arc;
 
 use pod_sync_node_certificates::{ClientCertificate, ServingCertificate};
 use pod_sync_node_object::NodeChannels;
+use pod_sync_worker::context::WorkerContext;
+use quintlet_kit::paths::Paths;
 use tokio::sync::watch;
 
-use super::Agent;
+use super::api::ApiAccess;
 use super::node_name::NameCheck;
+use super::process_tasks::ProcessTasks;
 use crate::admission::NodeConditions;
+use crate::args::Args;
 use crate::node_client::SERVING_COPY;
 use crate::start_refusal::StartRefusal;
 
-impl Agent {
+/// Starts the tasks about the Node object and the API server.
+pub(crate) struct NodeTasks<'a> {
+    pub(super) tasks: &'a ProcessTasks,
+    pub(super) ctx: &'a Arc<WorkerContext>,
+    pub(super) args: &'a Args,
+    pub(super) paths: &'a Paths,
+    pub(super) api: &'a ApiAccess,
+}
+
+impl NodeTasks<'_> {
     /// Starts the reports about the Node object and the watches of the API server. Without an API server,
     /// only the pod CIDR of the command line is set.
-    pub(crate) fn start_node(&self, conditions: &NodeConditions) {
-        let ctx = &self.ctx;
-        let args = &self.args;
-        let stop = &self.stop;
+    pub(crate) fn start_reports(&self, conditions: &NodeConditions) {
+        let (ctx, args) = (self.ctx, self.args);
+        let stop = &self.tasks.stop;
         let (settings, runtime) = (&ctx.node.settings, &ctx.runtime);
         let Some(client) = &self.api.client else {
             if !args.pod_cidr.is_empty() {
@@ -69,7 +81,7 @@ impl Agent {
 
     /// Starts the tasks that renew the certificates of the node and follow its kubeconfig.
     pub(crate) fn start_certificates(&self) {
-        let (ctx, stop) = (&self.ctx, &self.stop);
+        let (ctx, stop) = (self.ctx, &self.tasks.stop);
         let certificates = &self.args.certificates;
         let (Some(client), Some(kubeconfig)) = (&self.api.node_client, &self.args.node.kubeconfig) else {
             return;
@@ -108,8 +120,8 @@ impl Agent {
         let Some(client) = self.api.node_client.clone() else { return };
         let name = self.ctx.node.settings.node_name.clone();
         let check = NameCheck { client, name, clock: self.ctx.clock.clone() };
-        let (checked, refusal) = (self.api.name_checked.clone(), Arc::clone(&self.refusal));
-        let stop = self.stop.clone();
+        let (checked, stop_with) = (self.api.name_checked.clone(), self.tasks.stopper());
+        let stop = self.tasks.stop.clone();
         self.tasks.spawn("node-name", async move {
             let taken = tokio::select! {
                 // Nothing is lost: the check only reads.
@@ -120,17 +132,13 @@ impl Agent {
                 None => {
                     checked.send_replace(true);
                 }
-                Some(taken) => {
-                    // The first refusal counts.
-                    let _ = refusal.set(StartRefusal::NodeName(taken));
-                    stop.cancel();
-                }
+                Some(taken) => stop_with(StartRefusal::NodeName(taken)),
             }
         });
     }
 
     fn start_watches(&self, client: &kube::Client) {
-        let (cluster, stop) = (&self.api.cluster, &self.stop);
+        let (cluster, stop) = (&self.api.cluster, &self.tasks.stop);
         let node_name = self.ctx.node.settings.node_name.clone();
         let node = Arc::clone(cluster).watch_node(client.clone(), node_name, stop.clone());
         self.tasks.spawn("watch-node", node);

@@ -7,7 +7,9 @@ use async_trait::async_trait;
 use futures::FutureExt as _;
 use pod_sync_pod_resources::{HeldResources, PodResourcesApi, PodSource};
 use pod_sync_views::PodView;
-use pod_sync_worker::context::{Reporting, WorkerControl};
+use pod_sync_volume_usage::Measured;
+use pod_sync_worker::context::{Reporting, WorkerContext, WorkerControl};
+use quintlet_kit::paths::Paths;
 use quintlet_kit::server::{HealthHandle, SYNC_LOOP, Server};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_kit::task::spawn;
@@ -23,8 +25,10 @@ use quintlet_proto::podsync::v1::volumes_server::VolumesServer;
 use quintlet_proto::subscribe::v1::pods_server::PodsServer;
 use tokio::task::JoinHandle;
 
-use super::Agent;
+use super::api::ApiAccess;
 use super::claims::NodeSlices;
+use super::process_tasks::ProcessTasks;
+use crate::args::Args;
 use crate::checkpoint::ContainerCheckpoints;
 use crate::claims::ClaimLists;
 use crate::cpus::CpuLists;
@@ -60,13 +64,23 @@ impl PodSource for Pods {
     }
 }
 
-impl Agent {
+/// Starts the servers of pod-sync.
+pub(crate) struct Servers<'a> {
+    pub(super) tasks: &'a ProcessTasks,
+    pub(super) ctx: &'a Arc<WorkerContext>,
+    pub(super) args: &'a Args,
+    pub(super) paths: &'a Paths,
+    pub(super) api: &'a ApiAccess,
+    pub(super) measured: &'a Arc<Measured>,
+}
+
+impl Servers<'_> {
     /// Starts the server of podsync.v1. Returns its task and the handle of its health service.
     pub(crate) async fn serve(
         &self,
         rounds: Option<EvictionRounds>,
     ) -> anyhow::Result<(JoinHandle<Result<(), tonic::transport::Error>>, HealthHandle)> {
-        let ctx = &self.ctx;
+        let ctx = self.ctx;
         let path = self.paths.podsync();
         let listener = bind_unix(&path, 0o660).with_context(|| format!("{}", path.display()))?;
         let peers = PeerPolicy::root_and_self().and(&self.args.allow_uid);
@@ -89,7 +103,7 @@ impl Agent {
             reporting: Arc::clone(&ctx.reporting),
         };
         let pressure = PressureReports { clock: ctx.clock.clone(), rounds };
-        let storage = StorageLists { measured: Arc::clone(&self.measured), calls: ctx.runtime.calls.clone() };
+        let storage = StorageLists { measured: Arc::clone(self.measured), calls: ctx.runtime.calls.clone() };
         let devices = ctx.environment.devices.clone();
         let devices = DeviceLists { devices, reporting: Arc::clone(&ctx.reporting) };
         let claims = ctx.environment.claims.clone();
@@ -108,7 +122,7 @@ impl Agent {
             .add_service(ClaimsServer::new(claims));
         let health = server.health();
         health.set_serving(SYNC_LOOP).await;
-        Ok((spawn("server", server.serve(listener, peers, self.stop.clone())), health))
+        Ok((spawn("server", server.serve(listener, peers, self.tasks.stop.clone())), health))
     }
 
     /// Serves the Pods API on its socket in the root directory, if the feature gate is on.
@@ -122,7 +136,7 @@ impl Agent {
         let path = pods_api::socket(&self.args.root_dir);
         let listener = bind_unix(&path, 0o600).with_context(|| format!("{}", path.display()))?;
         let service = pods_api::PodsApi::new(Arc::clone(&self.ctx.reporting), self.ctx.clock.clone());
-        let server = pods_api::serve(service, listener, self.stop.clone());
+        let server = pods_api::serve(service, listener, self.tasks.stop.clone());
         self.tasks.spawn("pods-api", async move {
             if let Err(error) = server.await {
                 tracing::error!(%error, "failed to serve the Pods API");
@@ -139,9 +153,10 @@ impl Agent {
         }
         let journal = Arc::new(PodJournal::new(&self.ctx.clock));
         let publishing = subscribe::publish(Arc::clone(&self.ctx.reporting), Arc::clone(&journal));
-        self.tasks.spawn("publish-pods", self.stop.clone().run_until_cancelled_owned(publishing).map(drop));
-        let pods = PodsServer::new(PodsService::new(journal, self.stop.clone()));
-        quintlet_kit::subscribe::serve(&self.paths.podsync_subscribers(), args, &self.stop, |server| {
+        self.tasks
+            .spawn("publish-pods", self.tasks.stop.clone().run_until_cancelled_owned(publishing).map(drop));
+        let pods = PodsServer::new(PodsService::new(journal, self.tasks.stop.clone()));
+        quintlet_kit::subscribe::serve(&self.paths.podsync_subscribers(), args, &self.tasks.stop, |server| {
             server.add_service(pods)
         });
     }
@@ -151,7 +166,7 @@ impl Agent {
     /// # Errors
     /// The socket cannot be created, or another process serves it.
     pub(crate) fn serve_pod_resources(&self) -> anyhow::Result<()> {
-        let ctx = &self.ctx;
+        let ctx = self.ctx;
         let listener = pod_sync_pod_resources::listen(&self.args.root_dir)
             .context("failed to create the socket of the PodResources API")?;
         let held = HeldResources {
@@ -161,7 +176,7 @@ impl Agent {
         };
         let pods = Pods { reporting: Arc::clone(&ctx.reporting), control: Arc::clone(&ctx.control) };
         let api = PodResourcesApi::new(Arc::new(pods), held, ctx.clock.clone());
-        let server = api.serve(listener, self.stop.clone());
+        let server = api.serve(listener, self.tasks.stop.clone());
         self.tasks.spawn("pod-resources", async move {
             if let Err(error) = server.await {
                 tracing::error!(%error, "failed to serve the PodResources API");
@@ -178,7 +193,7 @@ impl Agent {
         let devices = self.ctx.environment.devices.clone();
         let listener = devices.listen().context("failed to create the socket of device plugins")?;
         self.tasks.spawn("device-expiry", devices.clone().expire_resources());
-        let server = devices.serve(listener, self.stop.clone());
+        let server = devices.serve(listener, self.tasks.stop.clone());
         self.tasks.spawn("device-plugins", async move {
             if let Err(error) = server.await {
                 tracing::error!(%error, "failed to serve the registration of device plugins");
@@ -198,7 +213,7 @@ impl Agent {
     /// Serves metrics over HTTP if the command line asks for it.
     pub(crate) fn serve_metrics(&self) {
         let Some(address) = self.args.common.metrics_listen else { return };
-        let serve = quintlet_kit::server::serve_metrics(address, self.stop.clone());
+        let serve = quintlet_kit::server::serve_metrics(address, self.tasks.stop.clone());
         self.tasks.spawn("metrics", async move {
             if let Err(error) = serve.await {
                 tracing::error!(%error, %address, "failed to serve metrics");

@@ -9,14 +9,25 @@ use pod_sync_sources::adoption::StaticSandbox;
 use pod_sync_sources::file::ManifestReader;
 use pod_sync_sources::http::{ManifestUrl, Transport};
 use pod_sync_sources::static_uids::StaticPodUids;
+use pod_sync_worker::context::WorkerContext;
 use quintlet_model::ids::PodUid;
 use tokio::sync::mpsc;
 
-use super::Agent;
+use super::api::ApiAccess;
+use super::process_tasks::ProcessTasks;
 use crate::admission::{NodeAdmission, NodeConditions};
+use crate::args::Args;
 use crate::pod_manager::PodManager;
 
-impl Agent {
+/// Starts the sources of pods.
+pub(crate) struct SourceTasks<'a> {
+    pub(super) tasks: &'a ProcessTasks,
+    pub(super) ctx: &'a Arc<WorkerContext>,
+    pub(super) args: &'a Args,
+    pub(super) api: &'a ApiAccess,
+}
+
+impl SourceTasks<'_> {
     /// Starts the sources. Returns the pod manager and the queue that it reads. Static pods in the records
     /// keep their UID.
     pub(crate) fn pod_manager(
@@ -37,7 +48,7 @@ impl Agent {
         let admission = admission.with_devices(environment.devices.clone());
         let admission = Arc::new(admission.with_placement(environment.placement.clone()));
         let manager =
-            PodManager::new(Arc::clone(&self.ctx), Arc::clone(&self.api.manifests), admission, &kinds);
+            PodManager::new(Arc::clone(self.ctx), Arc::clone(&self.api.manifests), admission, &kinds);
         (manager, sources)
     }
 
@@ -45,7 +56,7 @@ impl Agent {
         &self,
         records: &[(PodUid, PodRecord)],
     ) -> (mpsc::Receiver<SourceMessage>, Vec<SourceKind>) {
-        let (args, stop) = (&self.args, &self.stop);
+        let (args, stop) = (self.args, &self.tasks.stop);
         let node = &self.ctx.node.settings.node_name;
         let (tx, rx) = mpsc::channel(pod_sync_sources::SOURCE_QUEUE);
         let mut kinds = Vec::new();

@@ -246,8 +246,8 @@ enum NotPulled {
     Interrupted(CallError),
 }
 
-// Pulls with each credential in order until one is accepted. The pull is anonymous only if there are no
-// credentials.
+/// Pulls with each credential in order until one is accepted. The pull is anonymous only if there are no
+/// credentials.
 async fn try_all(ctx: &PullContext, wanted: Wanted<'_>, spec: &cri::ImageSpec) -> Result<Pulled, NotPulled> {
     if !ctx.images.pulls.try_start(ctx.clock.boot()) {
         return Err(NotPulled::Failed("pull QPS exceeded".to_owned()));

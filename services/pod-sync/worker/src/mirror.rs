@@ -114,7 +114,7 @@ async fn keep(ctx: MirrorContext, mut wanted: watch::Receiver<Wanted>) {
     }
 }
 
-// Creates the mirror of a static pod, and replaces an outdated one.
+/// Creates the mirror of a static pod, and replaces an outdated one.
 async fn reconcile(statuses: &Statuses, pod: &Pod, mirror: Option<&Pod>) -> Result<(), MirrorError> {
     let hash = pods::annotation(pod, labels::CONFIG_HASH);
     if let Some(m) = mirror {

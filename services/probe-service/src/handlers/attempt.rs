@@ -23,6 +23,7 @@ pub enum Attempt {
 pub struct Broken {
     /// The result that the kubelet reports with the error: `unknown` or `failure`.
     pub state: &'static str,
+    /// Text of the error, as the kubelet formats it.
     pub error: String,
     /// Whether to record an event of the pod. False if a service or the runtime is unavailable, which is no
     /// fault of the pod.

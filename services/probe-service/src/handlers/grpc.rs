@@ -2,18 +2,14 @@
 //! failure.
 
 use std::io;
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ::http::Uri;
 use ::http::uri::InvalidUri;
 use hyper_util::rt::TokioIo;
 use quintlet_kit::clock::deadline_after;
-use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout_at};
-use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
@@ -23,7 +19,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use super::attempt::{Attempt, USER_AGENT, go_status};
 use super::dial::{self, Connection, Purpose};
-use super::http;
+use super::tls::{self, Protocols};
 
 use quintlet_model::go_duration;
 
@@ -87,25 +83,12 @@ async fn connect(host: &str, port: u16, address: &str, tls: bool) -> Result<Chan
     open(&endpoint, connection).await
 }
 
-/// Makes the TLS handshake. The certificate of the server is not verified.
 async fn handshake(host: &str, connection: Connection) -> Result<TlsStream<Connection>, String> {
-    let name = ServerName::try_from(host.to_owned()).map_err(|e| format!("tls: {e}"))?;
-    let connecting = TlsConnector::from(tls_config()).connect(name, connection);
-    let stream = connecting.await.map_err(|error| http::tls_error_text(&error))?;
+    let stream = tls::handshake(host, Protocols::Grpc, connection).await?;
     if stream.get_ref().1.alpn_protocol().is_none() {
         return Err("credentials: cannot check peer: missing selected ALPN property".to_owned());
     }
     Ok(stream)
-}
-
-fn tls_config() -> Arc<ClientConfig> {
-    static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
-    let config = CONFIG.get_or_init(|| {
-        let mut config = quintlet_kit::tls::unverified();
-        config.alpn_protocols = vec![b"h2".to_vec()];
-        Arc::new(config)
-    });
-    Arc::clone(config)
 }
 
 async fn open<I>(endpoint: &Endpoint, connection: I) -> Result<Channel, String>

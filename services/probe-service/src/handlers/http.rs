@@ -2,7 +2,6 @@
 //! redirects within the host.
 
 use std::pin::pin;
-use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -15,14 +14,12 @@ use hyper::rt::Executor;
 use hyper_util::rt::TokioIo;
 use quintlet_kit::clock::deadline_after;
 use quintlet_kit::url_scheme::{SchemeError, UrlScheme};
-use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout, timeout_at};
-use tokio_rustls::TlsConnector;
 
 use super::attempt::{Attempt, Broken, MAX_OUTPUT, USER_AGENT};
 use super::dial::{self, Connection, Purpose, Route};
+use super::tls::{self, Protocols};
 use super::url::{self, Url};
 use crate::target::HttpGet;
 
@@ -152,13 +149,9 @@ impl Get {
     }
 
     async fn https(&self, tcp: Connection, route: Route) -> Result<Exchange, String> {
-        let name = ServerName::try_from(self.url.host.clone()).map_err(|e| format!("tls: {e}"))?;
-        let connector = TlsConnector::from(tls_config());
-        let tls = match timeout(TLS_HANDSHAKE, connector.connect(name, tcp)).await {
-            Ok(Ok(tls)) => tls,
-            Ok(Err(error)) => return Err(tls_error_text(&error)),
-            Err(_) => return Err("net/http: TLS handshake timeout".to_owned()),
-        };
+        let handshake = tls::handshake(&self.url.host, Protocols::Http, tcp);
+        let tls = timeout(TLS_HANDSHAKE, handshake).await;
+        let tls = tls.map_err(|_| "net/http: TLS handshake timeout".to_owned())??;
         if tls.get_ref().1.alpn_protocol() == Some(b"h2") {
             return self.http2(tls, route).await;
         }
@@ -294,26 +287,4 @@ fn go_error_text(error: &hyper::Error, route: Route) -> String {
         source = error.source();
     }
     quintlet_kit::error_chain(error)
-}
-
-pub(super) fn tls_error_text(error: &std::io::Error) -> String {
-    match error.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>()) {
-        Some(rustls::Error::InvalidMessage(_)) => {
-            "tls: first record does not look like a TLS handshake".to_owned()
-        }
-        Some(rustls::Error::AlertReceived(alert)) => format!("remote error: tls: {alert:?}"),
-        Some(other) => format!("tls: {other}"),
-        None if error.kind() == std::io::ErrorKind::UnexpectedEof => "EOF".to_owned(),
-        None => dial::go_error_text(error),
-    }
-}
-
-fn tls_config() -> Arc<ClientConfig> {
-    static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
-    let config = CONFIG.get_or_init(|| {
-        let mut config = quintlet_kit::tls::unverified();
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Arc::new(config)
-    });
-    Arc::clone(config)
 }

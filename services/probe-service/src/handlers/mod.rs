@@ -5,6 +5,7 @@ mod dial;
 mod exec;
 mod grpc;
 mod http;
+mod tls;
 mod url;
 
 /// Private functions for `tests/fuzz`.
@@ -17,8 +18,11 @@ pub mod fuzzing {
     pub struct Parts {
         /// The whole URL.
         pub text: String,
+        /// Whether the scheme is `https`.
         pub tls: bool,
+        /// Host without port and brackets.
         pub host: String,
+        /// Port, with the default of the scheme.
         pub port: u16,
         /// The target in the request line.
         pub target: String,
@@ -29,6 +33,7 @@ pub mod fuzzing {
         Parts { text: url.to_string(), tls, host, port, target }
     }
 
+    /// Builds the URL of an HTTP probe.
     #[must_use]
     pub fn of_probe(tls: bool, host: &str, port: u16, path: &str) -> Parts {
         parts(&Url::of_probe(tls, host, port, path))

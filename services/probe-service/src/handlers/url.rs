@@ -8,10 +8,13 @@ use super::dial::join_host_port;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocationError {
+    /// A percent sign is not followed by two hexadecimal digits.
     #[error("failed to parse Location header {0:?}: invalid URL escape")]
     InvalidEscape(String),
+    /// The host has characters that a host cannot have.
     #[error("failed to parse Location header {0:?}: invalid host")]
     InvalidHost(String),
+    /// The scheme is neither `http` nor `https`.
     #[error("unsupported protocol scheme {0:?}")]
     UnsupportedScheme(String),
 }

@@ -1,5 +1,5 @@
 //! Tests of probe-service over its socket.
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 mod process;
 mod service;

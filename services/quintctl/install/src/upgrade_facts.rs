@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use quintlet_kit::command::Commands;
-use quintlet_kit::paths::{CriSocket, Paths};
+use quintlet_kit::paths::{CriSocket, Paths, socket_names};
 
 use crate::journal::Journal;
 use crate::machine::{Machine, reason};
@@ -140,12 +140,8 @@ fn version(binary: &Path) -> Result<String, String> {
 
 fn services(run_dir: &Path, machine: &Machine) -> Vec<RunningService> {
     let paths = Paths::new(run_dir);
-    let probes = std::fs::read_dir(machine.path(&paths.probe_dir())).into_iter().flatten().flatten();
-    let mut probes: Vec<PathBuf> = probes
-        .map(|entry| paths.probe_dir().join(entry.file_name()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "sock"))
-        .collect();
-    probes.sort();
+    let probes = socket_names(&machine.path(&paths.probe_dir()));
+    let probes = probes.iter().map(|instance| paths.probe(instance)).collect();
     let all = [
         ("cri-proxy", vec![paths.cri(CriSocket::Read)]),
         ("pleg-service", vec![paths.pleg()]),

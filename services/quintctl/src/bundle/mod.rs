@@ -40,24 +40,24 @@ const MAX_STATUS_CALLS: usize = 8;
 
 /// Collect diagnostic data in an archive, without secrets.
 #[derive(Debug, Clone, clap::Args)]
-pub struct BundleArgs {
+pub(crate) struct BundleArgs {
     /// File to create [default: quintlet-debug-TIME.tar.gz in the working directory]
     #[arg(long, value_name = "FILE")]
-    pub file: Option<PathBuf>,
+    pub(crate) file: Option<PathBuf>,
     /// Directory of the services' logs [default: beside the run directory, or /var/log/quintlet]
     #[arg(long, value_name = "DIR")]
-    pub log_dir: Option<PathBuf>,
+    pub(crate) log_dir: Option<PathBuf>,
     /// The node's root directory, whose volumes are read to find secrets to redact
     /// [default: beside the run directory, or /var/lib/kubelet]
     #[arg(long, value_name = "DIR")]
-    pub root_dir: Option<PathBuf>,
+    pub(crate) root_dir: Option<PathBuf>,
 }
 
 /// Writes the bundle. Its `missing.txt` lists the data that could not be collected.
 ///
 /// # Errors
 /// The file exists or cannot be written.
-pub async fn run(args: BundleArgs, paths: &Paths) -> Result<(), Error> {
+pub(crate) async fn run(args: BundleArgs, paths: &Paths) -> Result<(), Error> {
     let now = now_ns();
     let name = format!("quintlet-debug-{}", moment(now).replace([':', '.'], "-"));
     let file = args.file.unwrap_or_else(|| PathBuf::from(format!("{name}.tar.gz")));

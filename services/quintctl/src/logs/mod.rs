@@ -20,45 +20,45 @@ use tokio::time::Instant;
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::print;
-pub use lines::Lines;
+pub(crate) use lines::Lines;
 
 /// Default directory of the containers' logs.
-pub const POD_LOGS_DIR: &str = "/var/log/pods";
+pub(crate) const POD_LOGS_DIR: &str = "/var/log/pods";
 
 /// Interval of reads of a followed log without a file system event, since events may be lost.
 const POLL: Duration = Duration::from_secs(1);
 
 /// Print the log of a container.
 #[derive(Debug, Clone, clap::Args)]
-pub struct LogsArgs {
+pub(crate) struct LogsArgs {
     /// Pod: name, NAMESPACE/NAME or UID
-    pub pod: String,
+    pub(crate) pod: String,
     /// Container [default: the annotation kubectl.kubernetes.io/default-container, or the first]
     #[arg(short, long, value_name = "NAME")]
-    pub container: Option<String>,
+    pub(crate) container: Option<String>,
     /// Follow the log, also when the container restarts
     #[arg(short, long, conflicts_with = "previous")]
-    pub follow: bool,
+    pub(crate) follow: bool,
     /// Number of last lines to print [default: all]
     #[arg(long, value_name = "N")]
-    pub tail: Option<usize>,
+    pub(crate) tail: Option<usize>,
     /// Print the log of the previous instance of the container
     #[arg(short, long)]
-    pub previous: bool,
+    pub(crate) previous: bool,
     /// Print the time of each line
     #[arg(long)]
-    pub timestamps: bool,
+    pub(crate) timestamps: bool,
     /// Directory of the containers' logs
     /// [default: pod-logs beside the run directory if it exists, or /var/log/pods]
     #[arg(long, value_name = "DIR", env = "QUINTLET_POD_LOGS_DIR")]
-    pub pod_logs_dir: Option<PathBuf>,
+    pub(crate) pod_logs_dir: Option<PathBuf>,
 }
 
 /// Prints the log.
 ///
 /// # Errors
 /// The pod, container or log does not exist, pod-sync does not answer, or standard output is closed.
-pub async fn run(args: LogsArgs, paths: &Paths) -> Result<(), Error> {
+pub(crate) async fn run(args: LogsArgs, paths: &Paths) -> Result<(), Error> {
     let view = get(paths, &args.pod).await?;
     let object: Value = serde_json::from_slice(&view.pod)
         .map_err(|e| Error::InvalidResponse { service: "pod-sync", what: format!("an invalid pod: {e}") })?;
@@ -105,7 +105,7 @@ pub async fn run(args: LogsArgs, paths: &Paths) -> Result<(), Error> {
 /// Returns the directory of the containers' logs: `given`, or `pod-logs` beside a run directory of
 /// `quintctl up --base`, or [`POD_LOGS_DIR`].
 #[must_use]
-pub fn pod_logs_dir(given: Option<PathBuf>, run_dir: &Path) -> PathBuf {
+pub(crate) fn pod_logs_dir(given: Option<PathBuf>, run_dir: &Path) -> PathBuf {
     let beside =
         || Some(run_dir.parent()?.join("pod-logs")).filter(|dir| run_dir.ends_with("run") && dir.is_dir());
     given.or_else(beside).unwrap_or_else(|| PathBuf::from(POD_LOGS_DIR))
@@ -113,7 +113,7 @@ pub fn pod_logs_dir(given: Option<PathBuf>, run_dir: &Path) -> PathBuf {
 
 /// Returns the names of a pod's containers, the default container first.
 #[must_use]
-pub fn containers(view: &PodView) -> Vec<String> {
+pub(crate) fn containers(view: &PodView) -> Vec<String> {
     let object: Value = serde_json::from_slice(&view.pod).unwrap_or_default();
     let Ok(first) = choose_container(&object, None) else { return Vec::new() };
     let others = container_names(&object).into_iter().filter(|n| *n != first).map(str::to_owned);
@@ -124,7 +124,7 @@ pub fn containers(view: &PodView) -> Vec<String> {
 ///
 /// # Errors
 /// The log does not exist or cannot be read.
-pub fn tail(
+pub(crate) fn tail(
     pod_logs_dir: &Path,
     view: &PodView,
     container: Option<&str>,
@@ -167,7 +167,7 @@ async fn is_terminated(paths: &Paths, uid: &str) -> bool {
 /// Returns `<pod-logs-dir>/<namespace>_<name>_<uid>/<container>`
 /// (`pkg/kubelet/kuberuntime: BuildContainerLogsDirectory`).
 #[must_use]
-pub fn container_dir(pod_logs_dir: &Path, pod: &PodView, container: &str) -> PathBuf {
+pub(crate) fn container_dir(pod_logs_dir: &Path, pod: &PodView, container: &str) -> PathBuf {
     pod_logs_dir.join(format!("{}_{}_{}", pod.namespace, pod.name, pod.uid)).join(container)
 }
 
@@ -191,7 +191,7 @@ fn container_names(pod: &Value) -> Vec<&str> {
 ///
 /// # Errors
 /// The pod has no such container.
-pub fn choose_container(pod: &Value, wanted: Option<&str>) -> Result<String, Error> {
+pub(crate) fn choose_container(pod: &Value, wanted: Option<&str>) -> Result<String, Error> {
     let names = container_names(pod);
     let default = || {
         let annotation = pod
@@ -216,7 +216,7 @@ pub fn choose_container(pod: &Value, wanted: Option<&str>) -> Result<String, Err
 
 /// Returns the restart count of a container, which is the number of its newest log.
 #[must_use]
-pub fn restart_count(pod: &Value, container: &str) -> u32 {
+pub(crate) fn restart_count(pod: &Value, container: &str) -> u32 {
     ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"]
         .iter()
         .filter_map(|list| pod.pointer(&format!("/status/{list}"))?.as_array())
@@ -242,7 +242,7 @@ fn instances(dir: &Path) -> Vec<u32> {
 /// Returns the number of the log to read: that of the restart count, or the newest older one while the next
 /// instance has no log yet.
 #[must_use]
-pub fn choose_instance(existing: &[u32], restarts: u32, previous: bool) -> Option<u32> {
+pub(crate) fn choose_instance(existing: &[u32], restarts: u32, previous: bool) -> Option<u32> {
     let newest = existing.iter().copied().filter(|n| *n <= restarts).max().or(existing.last().copied())?;
     if previous { existing.iter().copied().filter(|n| *n < newest).max() } else { Some(newest) }
 }

@@ -39,9 +39,9 @@ const REPORTS: usize = 4;
 
 /// The sources of the content of panels.
 #[derive(Debug, Clone)]
-pub struct Places {
-    pub paths: Paths,
-    pub pod_logs_dir: PathBuf,
+pub(crate) struct Places {
+    pub(crate) paths: Paths,
+    pub(crate) pod_logs_dir: PathBuf,
 }
 
 /// The services that the user can kill.
@@ -54,7 +54,7 @@ pub(crate) struct Kills {
 
 /// Returns whether standard input and output are a terminal that can show a live table.
 #[must_use]
-pub fn is_possible() -> bool {
+pub(crate) fn is_possible() -> bool {
     let dumb = std::env::var_os("TERM").is_none_or(|t| t.is_empty() || t == "dumb");
     !dumb && std::io::stdout().is_terminal() && std::io::stdin().is_terminal()
 }
@@ -63,7 +63,7 @@ pub fn is_possible() -> bool {
 ///
 /// # Errors
 /// The terminal cannot be used.
-pub async fn follow(places: Places, header: impl Fn(usize) -> Vec<String>) -> Result<(), Error> {
+pub(crate) async fn follow(places: Places, header: impl Fn(usize) -> Vec<String>) -> Result<(), Error> {
     let (views, view) = watch::channel(View::default());
     let follower = task::spawn("follow pods", view::follow(places.paths.podsync(), views));
     let done = run(places, view, header, None).await;
@@ -186,6 +186,6 @@ async fn fetch(source: &PanelSource, places: &Places, pod: &PodView) -> Content 
 
 /// Returns the header of `quintctl pods --watch`.
 #[must_use]
-pub fn plain_header(run_dir: &Path) -> Vec<String> {
+pub(crate) fn plain_header(run_dir: &Path) -> Vec<String> {
     vec![clean(&format!("quintlet {}  sockets in {}", env!("CARGO_PKG_VERSION"), run_dir.display()))]
 }

@@ -11,15 +11,15 @@ use crate::error::Error;
 
 /// Attach to the main process of a container.
 #[derive(Debug, Clone, clap::Args)]
-pub struct AttachArgs {
+pub(crate) struct AttachArgs {
     /// Pod: name, NAMESPACE/NAME or UID
-    pub pod: String,
+    pub(crate) pod: String,
     /// Container [default: the annotation kubectl.kubernetes.io/default-container, or the first]
     #[arg(short, long, value_name = "NAME")]
-    pub container: Option<String>,
+    pub(crate) container: Option<String>,
     /// Pass standard input to the process, if the container has stdin: true
     #[arg(short = 'i', long)]
-    pub stdin: bool,
+    pub(crate) stdin: bool,
 }
 
 /// Runs until the container's process exits, and returns its exit code.
@@ -27,7 +27,7 @@ pub struct AttachArgs {
 /// # Errors
 /// The container does not exist, is not running or has no standard input; a service does not answer; the
 /// connection closed.
-pub async fn run(args: AttachArgs, paths: &Paths) -> Result<ExitCode, Error> {
+pub(crate) async fn run(args: AttachArgs, paths: &Paths) -> Result<ExitCode, Error> {
     let container = running(&pod(paths, &args.pod).await?, args.container.as_deref())?;
     if args.stdin && !container.stdin {
         return Err(Error::NotFound(format!(

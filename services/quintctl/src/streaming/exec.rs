@@ -11,28 +11,28 @@ use crate::error::Error;
 
 /// Run a command in a container.
 #[derive(Debug, Clone, clap::Args)]
-pub struct ExecArgs {
+pub(crate) struct ExecArgs {
     /// Pod: name, NAMESPACE/NAME or UID
-    pub pod: String,
+    pub(crate) pod: String,
     /// Container [default: the annotation kubectl.kubernetes.io/default-container, or the first]
     #[arg(short, long, value_name = "NAME")]
-    pub container: Option<String>,
+    pub(crate) container: Option<String>,
     /// Pass standard input to the command
     #[arg(short = 'i', long)]
-    pub stdin: bool,
+    pub(crate) stdin: bool,
     /// Allocate a terminal for the command
     #[arg(short = 't', long)]
-    pub tty: bool,
+    pub(crate) tty: bool,
     /// Command and arguments, after --
     #[arg(last = true, required = true, value_name = "COMMAND")]
-    pub command: Vec<String>,
+    pub(crate) command: Vec<String>,
 }
 
 /// Runs the command and returns its exit code.
 ///
 /// # Errors
 /// The container does not exist or is not running; a service does not answer; the connection closed.
-pub async fn run(args: ExecArgs, paths: &Paths) -> Result<ExitCode, Error> {
+pub(crate) async fn run(args: ExecArgs, paths: &Paths) -> Result<ExitCode, Error> {
     let wanted = Wanted { stdin: args.stdin, tty: args.tty };
     wanted.check()?;
     let container = running(&pod(paths, &args.pod).await?, args.container.as_deref())?;

@@ -27,15 +27,15 @@ const MESSAGES: usize = 16;
 
 /// Forward local ports to ports of a pod.
 #[derive(Debug, Clone, clap::Args)]
-pub struct ForwardArgs {
+pub(crate) struct ForwardArgs {
     /// Pod: name, NAMESPACE/NAME or UID
-    pub pod: String,
+    pub(crate) pod: String,
     /// LOCAL:POD, POD for the same port on both sides, or :POD for any free local port; repeatable
     #[arg(required = true, value_name = "PORTS", value_parser = ports)]
-    pub ports: Vec<(u16, u16)>,
+    pub(crate) ports: Vec<(u16, u16)>,
     /// Local address to listen on
     #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
-    pub address: IpAddr,
+    pub(crate) address: IpAddr,
 }
 
 fn ports(text: &str) -> Result<(u16, u16), String> {
@@ -56,7 +56,7 @@ fn ports(text: &str) -> Result<(u16, u16), String> {
 ///
 /// # Errors
 /// The pod does not exist or has no ready sandbox; a local port is in use; a service does not answer.
-pub async fn run(args: ForwardArgs, paths: &Paths) -> Result<(), Error> {
+pub(crate) async fn run(args: ForwardArgs, paths: &Paths) -> Result<(), Error> {
     let view = pod(paths, &args.pod).await?;
     let target = Arc::new(Target {
         paths: paths.clone(),

@@ -4,9 +4,9 @@
 //! server directly, over SPDY: every runtime supports it, and it can close standard input without the other
 //! streams.
 
-pub mod attach;
-pub mod exec;
-pub mod forward;
+pub(crate) mod attach;
+pub(crate) mod exec;
+pub(crate) mod forward;
 mod session;
 mod terminal;
 

@@ -14,7 +14,7 @@ use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use super::terminal::{self, Raw};
+use super::terminal::{self, RawTerminal};
 use crate::error::{EXIT_FAILURE, Error};
 
 /// Buffer size of a read from standard input, in bytes.
@@ -54,7 +54,7 @@ pub(super) async fn run(url: &str, wanted: Wanted) -> Result<ExitCode, Error> {
     let stdout = open("stdout").await?;
     let stderr = if wanted.tty { None } else { Some(open("stderr").await?) };
     let resize = if wanted.tty { Some(open("resize").await?) } else { None };
-    let _raw = if wanted.tty && wanted.stdin { Some(Raw::enter()?) } else { None };
+    let _raw = if wanted.tty && wanted.stdin { Some(RawTerminal::enter()?) } else { None };
     if let Some(resize) = resize {
         task::spawn("terminal size", send_sizes(resize.writer));
     }

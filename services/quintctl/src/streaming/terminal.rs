@@ -3,16 +3,16 @@
 use crate::error::Error;
 
 /// Keeps the terminal in raw mode until dropped.
-pub(super) struct Raw(());
+pub(super) struct RawTerminal(());
 
-impl Raw {
+impl RawTerminal {
     pub(super) fn enter() -> Result<Self, Error> {
         crossterm::terminal::enable_raw_mode().map_err(Error::os("use the terminal"))?;
         Ok(Self(()))
     }
 }
 
-impl Drop for Raw {
+impl Drop for RawTerminal {
     fn drop(&mut self) {
         // Fails only if the terminal is gone.
         let _ = crossterm::terminal::disable_raw_mode();

@@ -8,7 +8,9 @@ use quintlet_config::Service;
 /// An argument for one service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceArgument {
+    /// The service that gets the argument.
     pub service: Service,
+    /// The argument, which follows those of `quintctl up`.
     pub argument: OsString,
 }
 
@@ -135,7 +137,7 @@ pub struct UpArgs {
     pub otlp_endpoint: Option<String>,
     /// Accepted for consistency with other commands, and without effect
     #[arg(short, long, hide = true, value_enum, default_value_t)]
-    pub output: crate::out::Format,
+    pub(crate) output: crate::out::Format,
     /// Arguments that the command line of a kubelet has for services.
     #[arg(skip)]
     pub extra: Vec<ServiceArgument>,

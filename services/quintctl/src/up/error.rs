@@ -10,7 +10,9 @@ use crate::error::EXIT_FAILURE;
 /// Longest path of a unix socket, in bytes (`sun_path` of unix(7), without the terminating null byte).
 pub(super) const SOCKET_PATH_MAX: usize = 107;
 
+/// The reason why the services cannot be started, or ended other than by a stop.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 #[non_exhaustive]
 pub enum UpError {
     #[error("failed to find {} in {}: build them (cargo build) or set --bin-dir", names.join(", "), dir.display())]

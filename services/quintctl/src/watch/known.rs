@@ -23,7 +23,7 @@ struct Pod {
 
 /// The last state of each pod.
 #[derive(Debug, Default)]
-pub struct Known {
+pub(crate) struct Known {
     pods: BTreeMap<String, Pod>,
     problems: BTreeSet<String>,
     seen: Option<BTreeSet<String>>,
@@ -32,14 +32,14 @@ pub struct Known {
 
 impl Known {
     /// Starts the snapshot of a new stream.
-    pub fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         self.seen = Some(BTreeSet::new());
         self.changed = 0;
     }
 
     /// Records the state of a pod. Returns up to two lines: the status changed, and the API server has it.
     /// `event` is the time of the pod's newest lifecycle event, nanoseconds since 1970.
-    pub fn pod(&mut self, pod: &PodView, now: i64, event: Option<i64>) -> Vec<Line> {
+    pub(crate) fn pod(&mut self, pod: &PodView, now: i64, event: Option<i64>) -> Vec<Line> {
         let snapshot = self.seen.is_some();
         if let Some(seen) = &mut self.seen {
             seen.insert(pod.uid.clone());
@@ -86,7 +86,7 @@ impl Known {
     }
 
     /// Records that a pod was removed.
-    pub fn removed(&mut self, uid: &str, now: i64) -> Option<Line> {
+    pub(crate) fn removed(&mut self, uid: &str, now: i64) -> Option<Line> {
         let pod = self.pods.remove(uid)?;
         Some(Line {
             at: now,
@@ -100,7 +100,7 @@ impl Known {
 
     /// Ends the snapshot. Returns the lines of pods that are not in it, and the number of pods that changed
     /// since the previous stream.
-    pub fn end(&mut self, now: i64) -> (Vec<Line>, usize) {
+    pub(crate) fn end(&mut self, now: i64) -> (Vec<Line>, usize) {
         let Some(seen) = self.seen.take() else { return (Vec::new(), 0) };
         let gone: Vec<String> = self.pods.keys().filter(|uid| !seen.contains(*uid)).cloned().collect();
         let lines: Vec<Line> = gone.iter().filter_map(|uid| self.removed(uid, now)).collect();
@@ -109,7 +109,7 @@ impl Known {
     }
 
     /// Records the invalid manifests. Returns the lines of new ones.
-    pub fn problems(&mut self, problems: &[SourceProblem], now: i64) -> Vec<Line> {
+    pub(crate) fn problems(&mut self, problems: &[SourceProblem], now: i64) -> Vec<Line> {
         let mut current = BTreeSet::new();
         let mut out = Vec::new();
         for problem in problems {

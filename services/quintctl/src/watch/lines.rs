@@ -15,26 +15,26 @@ const TEXT_WIDTH: usize = 32;
 /// One line of the output.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Line {
+pub(crate) struct Line {
     /// Time of the change, nanoseconds since 1970.
     #[serde(serialize_with = "as_moment")]
-    pub at: i64,
+    pub(crate) at: i64,
     /// `pleg`, `status`, `api`, `probe`, or `service` for a line about a service.
-    pub source: &'static str,
+    pub(crate) source: &'static str,
     /// Display name of the pod, or name of the service.
-    pub subject: String,
-    pub text: String,
+    pub(crate) subject: String,
+    pub(crate) text: String,
     /// Position in the source's sequence, or a duration: `epoch 7 rev 1182`, `rv 88123`, `0.9ms`.
-    pub place: String,
+    pub(crate) place: String,
     /// Nanoseconds since the change that caused this one: from a lifecycle event to the status, from a status
     /// to its write to the API server.
     #[serde(rename = "afterNs")]
-    pub after: Option<i64>,
+    pub(crate) after: Option<i64>,
     /// UID of the pod; empty for a service.
-    pub uid: String,
+    pub(crate) uid: String,
     /// The probe of an evaluation, and whether it succeeded.
     #[serde(skip)]
-    pub probe: Option<(String, bool)>,
+    pub(crate) probe: Option<(String, bool)>,
 }
 
 fn as_moment<S: serde::Serializer>(at: &i64, s: S) -> Result<S::Ok, S::Error> {
@@ -42,7 +42,7 @@ fn as_moment<S: serde::Serializer>(at: &i64, s: S) -> Result<S::Ok, S::Error> {
 }
 
 #[must_use]
-pub fn render(line: &Line) -> String {
+pub(crate) fn render(line: &Line) -> String {
     let at = time_of_day(line.at);
     if line.source == "service" {
         return format!("{at} ------ {} {}\n", line.subject, line.text);
@@ -56,7 +56,7 @@ pub fn render(line: &Line) -> String {
 }
 
 #[must_use]
-pub fn lifecycle_line(event: &Lifecycle, epoch: u64, rev: u64) -> Line {
+pub(crate) fn lifecycle_line(event: &Lifecycle, epoch: u64, rev: u64) -> Line {
     let what = if event.container.is_empty() { "Sandbox" } else { "Container" };
     let kind = match event.kind() {
         LifecycleKind::Started => "Started",
@@ -83,7 +83,7 @@ pub fn lifecycle_line(event: &Lifecycle, epoch: u64, rev: u64) -> Line {
 }
 
 #[must_use]
-pub fn probe_line(e: &Evaluation) -> Line {
+pub(crate) fn probe_line(e: &Evaluation) -> Line {
     let kind = match e.r#type() {
         ProbeType::Startup => "startup",
         ProbeType::Readiness => "readiness",

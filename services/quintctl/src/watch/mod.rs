@@ -22,8 +22,7 @@ use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
 
-pub use known::Known;
-pub use lines::{Line, lifecycle_line, probe_line, render};
+pub(crate) use lines::{Line, render};
 
 /// Capacity of the channel of lines. If the terminal does not keep up, the streams wait and their services
 /// skip states.
@@ -31,19 +30,19 @@ const LINE_CAPACITY: usize = 256;
 
 /// Show changes as they happen.
 #[derive(Debug, Clone, Default, clap::Args)]
-pub struct WatchArgs {
+pub(crate) struct WatchArgs {
     /// Only changes of this pod: name, NAMESPACE/NAME or UID
-    pub pod: Option<String>,
+    pub(crate) pod: Option<String>,
     /// Omit probes that continue to succeed
     #[arg(short, long)]
-    pub quiet: bool,
+    pub(crate) quiet: bool,
 }
 
 /// Prints changes until standard output is closed.
 ///
 /// # Errors
 /// Neither pod-sync nor pleg-service is reachable at the start, or standard output is closed.
-pub async fn run(args: WatchArgs, paths: &Paths, format: Format) -> Result<(), Error> {
+pub(crate) async fn run(args: WatchArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let pod_sync = Peer::pod_sync(paths);
     if let (Err(error), Err(_)) = (pod_sync.channel().await, Peer::pleg(paths).channel().await) {
         return Err(error);

@@ -226,6 +226,7 @@ pub(super) async fn probers(paths: Paths, out: mpsc::Sender<Line>) {
                 stop
             });
         }
+        // Both arms only wait.
         tokio::select! {
             () = tokio::time::sleep(SCAN) => {}
             () = out.closed() => return,

@@ -2,7 +2,8 @@ use quintlet_proto::pleg::v1::{Lifecycle, LifecycleKind};
 use quintlet_proto::podsync::v1::{PodView, SourceProblem};
 use quintlet_proto::probe::v1::{Evaluation, Outcome, ProbeType};
 
-use super::lines::service_line;
+use super::known::Known;
+use super::lines::{lifecycle_line, probe_line, service_line};
 use super::*;
 
 const NOW: i64 = 1_800_000_000_112_000_000;

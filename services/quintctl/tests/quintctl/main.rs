@@ -1,5 +1,5 @@
 //! Tests of the built quintctl.
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 mod commands;
 mod up;

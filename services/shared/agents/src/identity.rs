@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use serde::Deserialize;
+
 /// The name of a node and its API servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeIdentity {
@@ -16,7 +18,7 @@ impl NodeIdentity {
     #[must_use]
     pub fn new(name: &str, kubeconfig: &Path) -> Self {
         let text = std::fs::read_to_string(kubeconfig).unwrap_or_default();
-        Self { name: name.trim().to_lowercase(), servers: text.lines().filter_map(server).collect() }
+        Self { name: name.trim().to_lowercase(), servers: servers(&text) }
     }
 
     /// Returns the name of the node.
@@ -46,13 +48,31 @@ impl NodeIdentity {
     }
 }
 
-/// Returns the address in a line of a kubeconfig with the key `server`, in YAML or in JSON.
-fn server(line: &str) -> Option<String> {
-    let (_, rest) = line.split_once("server")?;
-    let rest = rest.trim_start_matches('"').trim_start().strip_prefix(':')?;
-    let address = rest.trim_start().trim_start_matches(['"', '\'']);
-    let address = address.split(['"', '\'', ',', ' ', '}']).next()?.trim_end_matches('/');
-    address.contains("://").then(|| address.to_owned())
+/// The fields of a kubeconfig that identify its clusters.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Kubeconfig {
+    clusters: Option<Vec<NamedCluster>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct NamedCluster {
+    cluster: Option<Cluster>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Cluster {
+    server: Option<String>,
+}
+
+/// Returns the addresses of the API servers of a kubeconfig, which is YAML or JSON. Any other text has none.
+fn servers(text: &str) -> BTreeSet<String> {
+    let config: Kubeconfig = serde_saphyr::from_str(text).unwrap_or_default();
+    let clusters = config.clusters.into_iter().flatten();
+    let servers = clusters.filter_map(|named| named.cluster?.server);
+    servers.map(|server| server.trim_end_matches('/').to_owned()).filter(|s| s.contains("://")).collect()
 }
 
 #[cfg(test)]
@@ -61,17 +81,22 @@ mod tests {
 
     #[test]
     fn servers_of_a_kubeconfig_are_found_in_each_of_its_forms() {
-        for (line, want) in [
-            ("    server: https://10.0.0.1:6443", Some("https://10.0.0.1:6443")),
-            ("  - cluster: {server: \"https://a:6443/\", x: y}", Some("https://a:6443")),
+        for (text, want) in [
             (
-                r#"{"clusters":[{"cluster":{"server":"http://127.0.0.1:8001"},"name":"c"}]}"#,
-                Some("http://127.0.0.1:8001"),
+                "clusters:\n- name: a\n  cluster:\n    server: https://10.0.0.1:6443\n- name: b\n  cluster:\n    tls-server-name: https://c\n    server: 'https://b/'\n",
+                &["https://10.0.0.1:6443", "https://b"][..],
             ),
-            ("    tls-server-name: https", None),
-            ("    server:", None),
+            ("clusters:\n  - cluster: {server: \"https://a:6443/\", x: y}", &["https://a:6443"]),
+            (
+                r#"{"clusters":[{"cluster":{"server":"http://127.0.0.1:8001"},"name":"c"}], "users": []}"#,
+                &["http://127.0.0.1:8001"],
+            ),
+            ("clusters:\n- cluster:\n    server:\n- cluster:\n- name: n\n", &[]),
+            ("clusters:\n", &[]),
+            ("clusters: [", &[]),
+            ("", &[]),
         ] {
-            assert_eq!(server(line).as_deref(), want, "{line}");
+            assert!(servers(text).iter().eq(want), "{text}: {:?}", servers(text));
         }
     }
 

@@ -54,6 +54,7 @@ const MIN_SHARES: u64 = 2;
 const V1_REQUIRED: [&str; 7] = ["cpu", "cpuacct", "cpuset", "memory", "pids", "systemd", "hugetlb"];
 // v1: the v2 hierarchy of a hybrid system. It has no controllers, and the runtime ignores it as well.
 const UNIFIED: &str = "unified";
+
 /// Returns whether cgroups v2 have a swap limit, judged by the cgroup of this process.
 #[must_use]
 pub fn has_swap_controller() -> bool {
@@ -244,7 +245,7 @@ impl Cgroups {
         Ok(())
     }
 
-    // The memory that a cgroup uses, in bytes; 0 if it cannot be read.
+    /// Returns the memory that a cgroup uses, in bytes; 0 if it cannot be read.
     fn memory_usage(&self, group: &[String]) -> i64 {
         let place = self.place(group);
         let file = match &self.layout {
@@ -268,7 +269,7 @@ impl Cgroups {
         self.write(&group, values, Some(0))
     }
 
-    // Fails unless the cgroup exists (`pkg/kubelet/cm: Validate`).
+    /// Fails unless the cgroup exists (`pkg/kubelet/cm: Validate`).
     fn validate(&self, group: &[String]) -> Result<(), CgroupError> {
         let place = self.place(group);
         match &self.layout {
@@ -378,9 +379,9 @@ impl Cgroups {
         Ok(out)
     }
 
-    /// Returns the UIDs of pods that have a cgroup with this owner's mark, except `but`.
+    /// Returns the UIDs of pods that have a cgroup with this owner's mark, except the `known` ones.
     #[must_use]
-    pub fn owned_pods(&self, but: &HashSet<PodUid>) -> BTreeSet<PodUid> {
+    pub fn owned_pods(&self, known: &HashSet<PodUid>) -> BTreeSet<PodUid> {
         let driver = self.driver();
         let parents = self.pod_parents().into_iter().flat_map(|parent| self.dirs(&parent));
         let entries = parents.flat_map(|dir| fs::read_dir(dir).into_iter().flatten().flatten());
@@ -388,17 +389,17 @@ impl Cgroups {
             .filter_map(|e| {
                 let name = e.file_name();
                 let name = name.to_str()?;
-                // The names of most pods are those of known pods, which are not parsed.
-                if name.strip_prefix("pod").is_some_and(|uid| but.contains(uid)) {
+                // Most names are those of known pods, which are not parsed.
+                if name.strip_prefix("pod").is_some_and(|uid| known.contains(uid)) {
                     return None;
                 }
-                let uid = names::uid_of(driver, name).filter(|uid| !but.contains(uid))?;
+                let uid = names::uid_of(driver, name).filter(|uid| !known.contains(uid))?;
                 owner_mark::is(&e.path(), &self.owner).then_some(uid)
             })
             .collect()
     }
 
-    // The existing directories of a cgroup.
+    /// Returns the existing directories of a cgroup.
     fn dirs(&self, group: &[String]) -> Vec<PathBuf> {
         let place = self.place(group);
         self.hierarchies.iter().map(|m| m.join(&place)).filter(|d| d.is_dir()).collect()
@@ -453,8 +454,8 @@ impl Cgroups {
         Ok(())
     }
 
-    // Removes the directories of a cgroup that have no processes and no descendants, which the kernel does at
-    // once. Returns the others.
+    /// Removes the directories of a cgroup that have no processes and no descendants, which the kernel does
+    /// at once. Returns the others.
     fn remove_empty(&self, group: &[String]) -> Vec<PathBuf> {
         let place = self.place(group);
         let dirs = self.hierarchies.iter().map(|mount| mount.join(&place));
@@ -509,8 +510,8 @@ impl Cgroups {
         }
     }
 
-    // Creates a pod's cgroup with the owner's mark. The cgroups above it exist, unless this is the first pod
-    // of its QoS class or someone has removed them, so they are not looked at before that is known.
+    /// Creates a pod's cgroup with the owner's mark. The cgroups above it exist, unless this is the first pod
+    /// of its QoS class or someone has removed them, so they are not looked at before that is known.
     fn make_pod(&self, group: &[String], class: QosClass) -> Result<(), CgroupError> {
         if self.driver() == CgroupDriver::Systemd || !self.make_below_tier(group)? {
             self.make_tier(class)?;
@@ -521,8 +522,8 @@ impl Cgroups {
         Ok(())
     }
 
-    // Creates a cgroup in each hierarchy, unless it exists. Returns false if the cgroup above it is missing,
-    // or lacks a controller.
+    /// Creates a cgroup in each hierarchy, unless it exists. Returns false if the cgroup above it is missing,
+    /// or lacks a controller.
     fn make_below_tier(&self, group: &[String]) -> Result<bool, CgroupError> {
         let place = self.place(group);
         match &self.layout {
@@ -576,8 +577,8 @@ impl Cgroups {
         Err(CgroupError::Missing { group: format!("/{}", place.display()), missing })
     }
 
-    // The CPUs that a cgroup accepts: with v1 those of its parent only. `None` if there are none, or no
-    // controller.
+    /// Returns the CPUs that a cgroup accepts: with v1 those of its parent only. `None` if there are none, or
+    /// no controller.
     fn accepted_cpus(&self, group: &[String], cpus: &CpuList) -> Option<CpuList> {
         let place = self.place(group);
         let accepted = match &self.layout {

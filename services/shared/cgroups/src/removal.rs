@@ -17,7 +17,8 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 
 use crate::error::CgroupError;
 
-// As in the kubelet. A process that forks faster than this is killed by the next attempt.
+/// Attempts to kill, as many as in the kubelet. A process that forks faster than this is killed by the next
+/// attempt.
 const KILL_ROUNDS: u32 = 5;
 const KILL_PAUSE: Duration = Duration::from_millis(20);
 // A cgroup is busy for a moment after its last process exits: waits of 10 ms, doubled, about 600 ms in all.

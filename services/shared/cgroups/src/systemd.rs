@@ -104,8 +104,8 @@ impl Systemd {
         if properties.is_empty() { Ok(()) } else { self.run(Action::Set(&properties), unit) }
     }
 
-    // Connects for each call: a slice changes a few times per pod, and a connection that is kept would have
-    // to be renewed.
+    /// Connects for each call: a slice changes a few times per pod, and a connection that is kept would have
+    /// to be renewed.
     fn run(&self, action: Action<'_>, unit: &str) -> Result<(), CgroupError> {
         let work = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

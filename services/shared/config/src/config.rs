@@ -49,22 +49,30 @@ impl Config {
         rows.filter_map(|row| {
             let FieldSupport::Ignored { owner, why } = row.support else { return None };
             let value = self.value(Document::Kubelet, row.field)?;
-            if !value.origin.is_set() || owner != service && !matches!(value.origin, Origin::Flag(_)) {
+            // Only the owner warns of a field in a file. A flag is on the command line of one service.
+            let is_warned_here = owner == service || matches!(value.origin, Origin::Flag(_));
+            if !value.origin.is_set() || !is_warned_here {
                 return None;
             }
-            let default = row.default_node().is_some_and(|d| d.equals(value));
-            (!default).then(|| (named_value(row, value), why))
+            let is_default = row.default_node().is_some_and(|default| default.equals(value));
+            (!is_default).then(|| (named_value(row, value), why))
         })
         .collect()
     }
 }
 
-/// Formats a field as `field: value`. Long and secret values are omitted.
+/// Longest text of a value in a warning, in bytes.
+const LONGEST_VALUE: usize = 40;
+
+/// Formats a field as `field: value`. Lists, maps, long texts and secrets are omitted.
 fn named_value(row: &Row, value: &LocatedValue) -> String {
+    if row.secret {
+        return row.field.to_owned();
+    }
     match &value.data {
         Data::List(_) | Data::Map(_) => row.field.to_owned(),
-        Data::Text(text) if !row.secret && text.len() <= 40 => format!("{}: {text}", row.field),
-        Data::Text(_) => row.field.to_owned(),
+        Data::Text(text) if text.len() > LONGEST_VALUE => row.field.to_owned(),
+        Data::Text(text) => format!("{}: {text}", row.field),
         other => format!("{}: {other}", row.field),
     }
 }

@@ -5,9 +5,9 @@
 //! version ignores fields that it does not know, and answers UNIMPLEMENTED to methods that it does not have.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, clippy::all, unreachable_pub, deprecated)]
 
 /// Version v1, the only one since Kubernetes 1.26.
+#[allow(missing_docs, clippy::all, unreachable_pub, deprecated, reason = "generated from the contract")]
 pub mod v1 {
     tonic::include_proto!("runtime.v1");
 

@@ -217,7 +217,19 @@ pub fn host_name() -> String {
 
 /// Paths of sockets and files.
 pub mod paths {
+    use std::collections::BTreeSet;
     use std::path::{Path, PathBuf};
+
+    // Blocks: the run directory is on a tmpfs.
+    /// Returns the names of the sockets in a directory, without `.sock`: the IDs of the instances of a
+    /// service. A socket that is being created has a name with a dot in front, and is left out.
+    #[must_use]
+    pub fn socket_names(dir: &Path) -> BTreeSet<String> {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let ids = names.filter_map(|name| Some(name.strip_suffix(".sock")?.to_owned()));
+        ids.filter(|id| !id.starts_with('.')).collect()
+    }
 
     /// The sockets of cri-proxy, one per kind of client.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -318,10 +330,16 @@ pub mod paths {
             self.run.join("subscribe/pleg/subscribe.sock")
         }
 
+        /// Returns the directory with the sockets for subscribers of all probe-service instances.
+        #[must_use]
+        pub fn probe_subscribers_dir(&self) -> PathBuf {
+            self.run.join("subscribe/probe")
+        }
+
         /// Returns the socket for subscribers of a probe-service instance.
         #[must_use]
         pub fn probe_subscribers(&self, id: &str) -> PathBuf {
-            self.run.join("subscribe/probe").join(format!("{id}.sock"))
+            self.probe_subscribers_dir().join(format!("{id}.sock"))
         }
 
         /// Returns the socket for subscribers of pod-sync.
@@ -353,6 +371,16 @@ pub mod paths {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sockets_that_are_being_created_and_other_files_are_no_instances() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["probe-1.sock", "probe-0.sock", ".probe-2.sock", "lock"] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        assert!(paths::socket_names(dir.path()).iter().eq(["probe-0", "probe-1"]));
+        assert!(paths::socket_names(&dir.path().join("absent")).is_empty());
+    }
 
     #[derive(Debug, Parser)]
     struct Line {

@@ -90,7 +90,7 @@ fn absent(removed: io::Result<()>) -> io::Result<()> {
     }
 }
 
-// Returns a temporary file, which is removed when it is dropped.
+/// Returns a temporary file, which is removed when it is dropped.
 fn temporary(path: &Path) -> io::Result<NamedTempFile> {
     let name =
         path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a file name"))?;

@@ -121,7 +121,7 @@ impl Work {
         Some(Self::new(uid, "").with_priority(headers.contains_key(CRITICAL_HEADER)))
     }
 
-    // Marks this thread as executing the work until the guard is dropped.
+    /// Marks this thread as executing the work until the guard is dropped.
     fn enter(&self) -> OnThisThread {
         if let Some(on_thread) = &self.0.on_thread {
             on_thread.enters();
@@ -323,7 +323,7 @@ fn hook() {
     });
 }
 
-// Logs a panic. Returns false if the previous hook must report it.
+/// Logs a panic. Returns false if the previous hook must report it.
 fn log_panic(panic: &Panic) -> bool {
     let Panic { message, location } = panic;
     if let Some(work) = current() {

@@ -173,7 +173,7 @@ impl<K: Clone + Eq + Hash, V: PartialEq> Journal<K, V> {
         }
     }
 
-    // Writers may announce in another order than they have written.
+    /// Writers may announce in another order than they have written.
     fn announce(&self, seq: u64) {
         self.seq.send_if_modified(|last| {
             let newest = seq.max(*last);

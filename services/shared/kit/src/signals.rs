@@ -30,6 +30,7 @@ pub fn stop_signal() -> std::io::Result<impl Future<Output = StopReason> + use<>
             _ = int.recv() => StopReason::Interrupt,
         };
         crate::task::spawn("second-signal", async move {
+            // The process ends after either.
             tokio::select! {
                 _ = term.recv() => {}
                 _ = int.recv() => {}

@@ -428,8 +428,8 @@ mod tests {
             (PeerPolicy::Uids(vec![stranger]), 1),
         ] {
             let path = dir.path().join("x.sock");
-            let lines = quintlet_telemetry::Lines::default();
-            let log = quintlet_telemetry::capture("test", tracing::Level::INFO, &lines);
+            let lines = quintlet_testkit::logs::Lines::default();
+            let log = quintlet_testkit::logs::capture("test", tracing::Level::INFO, &lines);
             let _of_this_thread = tracing::dispatcher::set_default(&log);
             let mut connections = Box::pin(incoming(bind_unix(&path, 0o600).unwrap(), policy));
             let before = refused().get();
@@ -446,8 +446,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn idle_connections_of_one_user_take_no_places_of_others_and_do_not_fill_the_log() {
-        let lines = quintlet_telemetry::Lines::default();
-        let log = quintlet_telemetry::capture("test", tracing::Level::INFO, &lines);
+        let lines = quintlet_testkit::logs::Lines::default();
+        let log = quintlet_testkit::logs::capture("test", tracing::Level::INFO, &lines);
         let _of_this_thread = tracing::dispatcher::set_default(&log);
         let connection = |uid| {
             let stream = LocalAuthority::new(Gathered::new(UnixStream::pair().unwrap().0));

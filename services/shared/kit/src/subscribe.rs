@@ -175,7 +175,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 #[cfg(test)]
 mod tests {
     use nix::sys::stat::{Mode, umask};
-    use quintlet_telemetry::Lines;
+    use quintlet_testkit::logs::Lines;
 
     use super::*;
 
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_subscriber_that_connects_again_and_again_does_not_fill_the_log() {
         let lines = Lines::default();
-        let log = quintlet_telemetry::capture("test", tracing::Level::INFO, &lines);
+        let log = quintlet_testkit::logs::capture("test", tracing::Level::INFO, &lines);
         tracing::dispatcher::with_default(&log, || {
             let subscribers = Subscribers::new("kit-test-log");
             let open: Vec<_> = (0..=STREAMS_OF_USER).map(|_| subscribers.admit(&request(1))).collect();

@@ -1,12 +1,6 @@
 //! A private containerd with real processes. Needs root, containerd, runc, CNI plugins and busybox
 //! (scripts/install.sh).
-#![allow(
-    clippy::disallowed_methods,
-    clippy::large_futures,
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    missing_docs
-)]
+#![allow(clippy::disallowed_methods, clippy::large_futures, clippy::print_stdout, clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;

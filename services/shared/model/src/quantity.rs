@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 const NANO: i128 = 1_000_000_000;
 // The API stores values up to 2^63-1 exactly, which an i128 holds in units of 10⁻⁹ with room to spare.
 const MAX: i128 = i64::MAX as i128 * NANO;
-// Digits after the 24th only affect the rounding.
+/// Digits after the 24th only affect the rounding.
 const DIGITS_MAX: i128 = 10_i128.pow(24);
 
 /// The notation of a quantity.

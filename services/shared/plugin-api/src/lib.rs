@@ -6,19 +6,21 @@
 //! driver of the tests use the servers.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, clippy::all, unreachable_pub)]
 
 /// Registration of plugins below `<root>/plugins_registry` (`k8s.io/kubelet/pkg/apis/pluginregistration/v1`).
+#[allow(missing_docs, clippy::all, unreachable_pub, reason = "generated from the contract")]
 pub mod registration {
     tonic::include_proto!("pluginregistration");
 }
 
 /// Device plugins and their registration (`k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1`).
+#[allow(missing_docs, clippy::all, unreachable_pub, reason = "generated from the contract")]
 pub mod device_plugin {
     tonic::include_proto!("v1beta1");
 }
 
 /// Drivers of dynamic resource allocation (`k8s.io/kubelet/pkg/apis/dra`).
+#[allow(missing_docs, clippy::all, unreachable_pub, reason = "generated from the contract")]
 pub mod dra {
     /// The current version.
     pub mod v1 {
@@ -32,6 +34,7 @@ pub mod dra {
 }
 
 /// The health of devices of dynamic resource allocation (`k8s.io/kubelet/pkg/apis/dra-health`).
+#[allow(missing_docs, clippy::all, unreachable_pub, reason = "generated from the contract")]
 pub mod dra_health {
     /// The current version.
     pub mod v1 {
@@ -45,6 +48,7 @@ pub mod dra_health {
 }
 
 /// The Container Storage Interface, services Identity and Node.
+#[allow(missing_docs, clippy::all, unreachable_pub, reason = "generated from the contract")]
 pub mod csi {
     tonic::include_proto!("csi.v1");
 

@@ -11,7 +11,7 @@ mod table;
 pub use encoding::{Unencodable, encode};
 
 /// The contract, `k8s.io/kubelet/pkg/apis/pods/v1alpha1`.
-#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub)]
+#[allow(missing_docs, clippy::all, unreachable_pub, reason = "generated from the contract")]
 pub mod v1alpha1 {
     tonic::include_proto!("v1alpha1");
 }

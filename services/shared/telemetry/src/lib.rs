@@ -22,11 +22,12 @@ use std::time::Duration;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use tracing_subscriber::filter::{FilterFn, LevelFilter};
-use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
+use tracing_subscriber::layer::{Layer, SubscriberExt as _};
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::reload;
 
 pub use export::{ALL_TRACES, Machine};
-pub use logs::{Lines, LogFormat, write_line};
+pub use logs::{LogFormat, LogOutput, write_line};
 pub use otlp::{OtlpError, TlsError};
 pub use propagate::PropagatingInterceptor;
 pub use repeat_filter::REPEAT_INTERVAL;
@@ -126,7 +127,7 @@ pub fn init(service: &'static str, options: &TelemetryOptions) -> Result<Telemet
         .with_filter(FilterFn::new(is_our_span).with_max_level_hint(LevelFilter::INFO));
     let subscriber = tracing_subscriber::registry()
         .with(spans)
-        .with(logs::LogLayer::new(service, options.log_format, logs::Out::Stderr).with_filter(filter));
+        .with(log_layer(service, options.log_format, logs::Stderr).with_filter(filter));
     let installed = tracing::subscriber::set_global_default(subscriber).is_ok();
     if installed {
         log_filter::install(handle, level);
@@ -134,20 +135,19 @@ pub fn init(service: &'static str, options: &TelemetryOptions) -> Result<Telemet
     Ok(TelemetryGuard { provider: (installed && is_exported).then_some(provider) })
 }
 
-/// Returns a subscriber for tests that appends log lines of `level` and above to `lines`.
-#[must_use]
-pub fn capture(service: &'static str, level: tracing::Level, lines: &Lines) -> tracing::Dispatch {
-    let wanted = FilterFn::new(move |m| {
-        is_our_span(m)
-            || m.is_event() && *m.level() <= level && !log_filter::SILENCED_TARGETS.contains(&m.target())
-    });
-    let layer = logs::LogLayer::new(service, LogFormat::Json, logs::Out::Captured(lines.clone()));
-    tracing_subscriber::registry().with(layer.with_filter(wanted)).into()
+/// Returns the layer that writes log lines. The filter of the layer must let spans pass whose pod the lines
+/// have: those of [`is_our_span`].
+pub fn log_layer<S>(service: &'static str, format: LogFormat, out: impl LogOutput) -> impl Layer<S>
+where
+    S: tracing::Subscriber + for<'a> LookupSpan<'a>,
+{
+    logs::LogLayer::new(service, format, out)
 }
 
 /// Returns whether a span is recorded. Spans of the transport are not: they would displace spans about pods
 /// in the ring.
-fn is_our_span(metadata: &tracing::Metadata<'_>) -> bool {
+#[must_use]
+pub fn is_our_span(metadata: &tracing::Metadata<'_>) -> bool {
     const TRANSPORT: [&str; 6] = ["h2", "hyper", "hyper_util", "tonic", "tower", "opentelemetry"];
     let root = metadata.target().split("::").next().unwrap_or_default();
     metadata.is_span()

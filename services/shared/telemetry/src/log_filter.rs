@@ -10,7 +10,7 @@ use tracing_subscriber::reload;
 /// Log targets of libraries that are off unless the filter names them. They log failures that their callers
 /// handle and log: the client of the API server logs each refused connection as an error, its watcher each
 /// error response.
-pub(crate) const SILENCED_TARGETS: [&str; 2] = ["kube_client::client::builder", "kube_runtime::watcher"];
+pub const SILENCED_TARGETS: [&str; 2] = ["kube_client::client::builder", "kube_runtime::watcher"];
 
 /// Keeps the audit log (accesses to containers) on, whatever the filter. The last directive for a target
 /// applies.

@@ -3,17 +3,13 @@ use std::fmt::{self, Write as _};
 use std::os::fd::AsFd;
 use std::str::FromStr;
 
-use std::sync::Arc;
-
 use opentelemetry::Context as OtelContext;
 use opentelemetry::trace::TraceContextExt as _;
-use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Map, Value};
-use tracing::Level;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Subscriber};
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
@@ -61,21 +57,18 @@ impl fmt::Display for LogFormat {
 }
 
 /// The destination of log lines.
-#[derive(Debug, Clone)]
-pub(crate) enum Out {
-    Stderr,
-    Captured(Lines),
+pub trait LogOutput: Send + Sync + 'static {
+    /// Writes one line, which ends with a line break. Must not log.
+    fn write(&self, line: String);
 }
 
-/// Log lines captured for a test.
-#[derive(Debug, Clone, Default)]
-pub struct Lines(Arc<Mutex<Vec<String>>>);
+/// Standard error, which is the log of every service.
+#[derive(Debug)]
+pub(crate) struct Stderr;
 
-impl Lines {
-    /// Returns the lines written so far, oldest first, each a JSON object as `--log-format json` writes it.
-    #[must_use]
-    pub fn all(&self) -> Vec<String> {
-        self.0.lock().clone()
+impl LogOutput for Stderr {
+    fn write(&self, line: String) {
+        write_line(&mut std::io::stderr().lock(), line.as_bytes());
     }
 }
 
@@ -84,13 +77,13 @@ impl Lines {
 pub(crate) struct LogLayer {
     service: &'static str,
     format: LogFormat,
-    out: Out,
+    out: Box<dyn LogOutput>,
     repeats: RepeatFilter,
 }
 
 impl LogLayer {
-    pub(crate) fn new(service: &'static str, format: LogFormat, out: Out) -> Self {
-        Self { service, format, out, repeats: RepeatFilter::default() }
+    pub(crate) fn new(service: &'static str, format: LogFormat, out: impl LogOutput) -> Self {
+        Self { service, format, out: Box::new(out), repeats: RepeatFilter::default() }
     }
 }
 
@@ -310,13 +303,7 @@ where
             pod,
             trace_id: trace.is_valid().then(|| trace.trace_id().to_string()),
         };
-        let text = line.render(self.format, fields);
-        match &self.out {
-            Out::Stderr => {
-                write_line(&mut std::io::stderr().lock(), text.as_bytes());
-            }
-            Out::Captured(lines) => lines.0.lock().push(text),
-        }
+        self.out.write(line.render(self.format, fields));
     }
 }
 
@@ -334,7 +321,35 @@ pub fn write_line(out: &mut (impl std::io::Write + AsFd), line: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+    use tracing_subscriber::layer::SubscriberExt as _;
+
     use super::*;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<String>>>);
+
+    impl Lines {
+        fn all(&self) -> Vec<String> {
+            self.0.lock().clone()
+        }
+
+        /// Returns a subscriber that adds log lines of INFO and above.
+        fn capture(&self) -> tracing::Dispatch {
+            let layer = crate::log_layer("test", LogFormat::Json, self.clone());
+            tracing_subscriber::registry()
+                .with(layer.with_filter(tracing_subscriber::filter::LevelFilter::INFO))
+                .into()
+        }
+    }
+
+    impl LogOutput for Lines {
+        fn write(&self, line: String) {
+            self.0.lock().push(line);
+        }
+    }
 
     fn line(pod: Option<&str>) -> (Line<'static>, Fields) {
         let line = Line {
@@ -373,14 +388,14 @@ mod tests {
 
     fn logged(work: impl FnOnce()) -> Vec<Value> {
         let lines = Lines::default();
-        tracing::dispatcher::with_default(&crate::capture("test", Level::INFO, &lines), work);
+        tracing::dispatcher::with_default(&lines.capture(), work);
         lines.all().iter().map(|l| serde_json::from_str(l).unwrap()).collect()
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_repeated_fault_of_a_pod_is_logged_once_a_minute_with_the_number_of_repetitions() {
         let lines = Lines::default();
-        let _guard = tracing::dispatcher::set_default(&crate::capture("test", Level::INFO, &lines));
+        let _guard = tracing::dispatcher::set_default(&lines.capture());
         let fault = |uid: &str, reason: &str| tracing::warn!(pod.uid = uid, reason, "it failed");
         for _ in 0..59 {
             fault("u1", "Image");

@@ -42,6 +42,7 @@ pub enum Decision {
     Create(CountKey, Value),
     /// Increase the count of an existing event, or create the event if it is gone.
     Count {
+        /// Identifies the existing event.
         key: CountKey,
         /// The whole event.
         event: Value,
@@ -190,7 +191,7 @@ impl Correlator {
         self.written.put(key, written);
     }
 
-    // Records a message. Returns whether enough similar events with other messages were recorded.
+    /// Records a message. Returns whether enough similar events with other messages were recorded.
     fn is_aggregated(&mut self, key: Digest, message: Digest, now: Timestamp) -> bool {
         let new = || AggregateRecord { messages: Vec::with_capacity(1), last: now };
         let record = self.aggregates.get_or_insert_mut(key, new);
@@ -209,7 +210,7 @@ impl Correlator {
         true
     }
 
-    // Takes a token of the object. Returns true if there is none.
+    /// Takes a token of the object. Returns true if there is none.
     fn is_spam(&mut self, key: Digest, now: Timestamp) -> bool {
         let bucket = self.spam.get_or_insert_mut(key, || TokenBucket { tokens: BURST, last: now });
         let earned = since(bucket.last, now).as_secs_f64() / REFILL.as_secs_f64();

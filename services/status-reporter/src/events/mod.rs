@@ -24,6 +24,7 @@ pub struct Occurrence {
     pub kind: String,
     /// Namespace; empty for a cluster-scoped object.
     pub namespace: String,
+    /// Name of the object.
     pub name: String,
     /// UID of the object. Events of the node get it from [`recorder::Recorder::set_node_uid`].
     pub uid: String,
@@ -31,8 +32,11 @@ pub struct Occurrence {
     pub resource_version: String,
     /// Field path, as `spec.containers{main}`; empty for the whole object.
     pub field_path: String,
+    /// `Normal` or `Warning`.
     pub event_type: String,
+    /// Reason in CamelCase, such as `BackOff`.
     pub reason: String,
+    /// Description for people.
     pub message: String,
     /// Annotations of the Event object.
     pub annotations: BTreeMap<String, String>,

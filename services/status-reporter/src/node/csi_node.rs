@@ -113,8 +113,11 @@ fn node_ids(node: &Value) -> BTreeMap<String, String> {
 /// A write of the CSINode.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CsiNodeWrite {
+    /// Creates the object, which does not exist.
     Create(Value),
+    /// Replaces the object at its resource version.
     Update {
+        /// The whole object.
         csi_node: Value,
         /// The driver that is added, replaced or removed to be added again.
         driver: Option<String>,
@@ -215,9 +218,11 @@ fn is_migrated(csi_node: &Value) -> bool {
 
 /// The only writer of the CSINode, and of what CSI drivers add to the Node.
 pub struct CsiNodeKeeper {
+    /// Client with the connections of storage.
     pub api: ApiClient,
     /// The node's volumes, and the Node.
     pub volumes: VolumeBoard,
+    /// The clock of intervals.
     pub clock: Clock,
     /// Interval between reads of the CSINode.
     pub check_every: Duration,

@@ -22,7 +22,9 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// A service to check.
 #[derive(Debug, Clone)]
 pub struct Watched {
+    /// Name for the message of the condition.
     pub name: &'static str,
+    /// The socket with the service's health.
     pub socket: PathBuf,
     /// Time without health after which the node is not ready.
     pub limit: Duration,

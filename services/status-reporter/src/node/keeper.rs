@@ -35,7 +35,9 @@ const READ_FAILURES: u32 = 3;
 
 /// The only writer of the Node object.
 pub struct NodeKeeper {
+    /// Client with the connections of the Node.
     pub api: ApiClient,
+    /// Name of the Node.
     pub name: String,
     /// Whether to create the Node if it does not exist.
     pub register: bool,
@@ -53,6 +55,7 @@ pub struct NodeKeeper {
     pub update_every: Duration,
     /// Interval between writes of an unchanged Node.
     pub report_every: Duration,
+    /// Wall clock of heartbeats, and the clock of intervals.
     pub clock: Clock,
     /// Facts that the services reported.
     pub facts: FactBoard,
@@ -64,6 +67,7 @@ pub struct NodeKeeper {
     pub volumes: VolumeBoard,
     /// Health of the services.
     pub health: HealthBoard,
+    /// Records events of the Node.
     pub events: Recorder,
     /// Metrics of the registration.
     pub startup: Startup,

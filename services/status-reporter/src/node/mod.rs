@@ -61,6 +61,7 @@ impl FactBoard {
         true
     }
 
+    /// Returns the newest facts of every service that has reported.
     #[must_use]
     pub fn snapshot(&self) -> Vec<Facts> {
         self.inner.facts.lock().clone()

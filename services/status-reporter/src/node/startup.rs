@@ -29,7 +29,7 @@ impl Startup {
         Self { began, times: Mutex::default() }
     }
 
-    /// The node is about to be made.
+    /// Records that the Node is about to be made.
     pub fn attempt(&self, now: Duration) {
         self.times.lock().attempted.get_or_insert(now);
     }
@@ -56,7 +56,7 @@ impl Startup {
         );
     }
 
-    /// The API server has it as ready.
+    /// Records that the API server has the Node as ready.
     pub fn ready(&self, now: Duration) {
         let mut times = self.times.lock();
         let (Some(registered), false) = (times.registered, times.is_ready) else { return };

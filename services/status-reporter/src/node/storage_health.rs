@@ -13,7 +13,9 @@ use super::volumes::{StorageCondition, Volumes};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StorageHealth {
+    /// Name of the CSI driver.
     pub name: String,
+    /// Problems that the driver reports; empty if its storage is healthy.
     #[serde(default)]
     pub health_conditions: Vec<StorageCondition>,
 }

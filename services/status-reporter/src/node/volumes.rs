@@ -14,8 +14,11 @@ use crate::status::list;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StorageCondition {
+    /// Type of the problem, such as `StorageUnreachable`.
     pub status: String,
+    /// The driver's code, in CamelCase.
     pub reason: String,
+    /// The driver's description, for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
     /// Access mode of the affected volumes; `None` for all modes.
@@ -24,6 +27,7 @@ pub struct StorageCondition {
     /// Volume mode of the affected volumes; `None` for both modes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume_mode: Option<String>,
+    /// Wall-clock time at which the problem was first reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Timestamp>,
 }
@@ -57,12 +61,14 @@ pub struct Volumes {
 pub struct Report {
     /// 0 before the first report.
     pub number: u64,
+    /// The volumes of the report.
     pub volumes: Arc<Volumes>,
 }
 
 /// The Node as it was last read or written.
 #[derive(Debug, Clone)]
 pub struct LastNode {
+    /// The object, as the API server returned it.
     pub node: Arc<Value>,
     /// Number of the report whose volumes in use the Node has; `None` if it has not those of the newest one.
     pub written: Option<u64>,

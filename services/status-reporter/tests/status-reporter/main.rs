@@ -1,5 +1,5 @@
 //! Tests of status-reporter with a test API server.
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs, unreachable_pub)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, unreachable_pub)]
 
 mod common;
 mod csi_node;

@@ -782,8 +782,8 @@ async fn an_event_after_the_stop_is_not_taken_for_one_beyond_a_full_queue() {
 #[tokio::test]
 async fn an_event_refused_by_a_terminating_namespace_is_no_warning() {
     for (failure, level) in [(Failure::NamespaceTerminating, "info"), (Failure::Forbidden, "warn")] {
-        let lines = quintlet_telemetry::Lines::default();
-        let log = quintlet_telemetry::capture("status-reporter", tracing::Level::INFO, &lines);
+        let lines = quintlet_testkit::logs::Lines::default();
+        let log = quintlet_testkit::logs::capture("status-reporter", tracing::Level::INFO, &lines);
         let _of_this_thread = tracing::dispatcher::set_default(&log);
         let api = TestApi::start().await;
         api.faults().fail("create events", usize::MAX, failure.clone());

@@ -1,5 +1,5 @@
 //! Tests with the driver's process.
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used)]
 
 mod common;
 mod mounts;

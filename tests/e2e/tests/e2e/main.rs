@@ -1,12 +1,6 @@
 //! Tests of the built binaries on a real containerd. Each node has a containerd of its own, and several tests
 //! run at a time: those that need the machine for themselves are in [`alone`].
-#![allow(
-    clippy::disallowed_methods,
-    clippy::large_futures,
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    missing_docs
-)]
+#![allow(clippy::disallowed_methods, clippy::large_futures, clippy::print_stdout, clippy::unwrap_used)]
 
 mod alerts;
 mod alone;

@@ -18,42 +18,30 @@ use quintlet_proto::subscribe::v1::{
     WatchContainersRequest, WatchPodsRequest, WatchProbesRequest, watch_containers_event, watch_pods_event,
     watch_probes_event,
 };
+use quintlet_testkit::certificates::{Authority, ExtendedKeyUsagePurpose};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
-use tokio_rustls::rustls::pki_types::{PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::{Channel, Endpoint};
 
 /// Writes certificates of a server and their CA, and returns TLS of the client `watcher`.
 fn certificates(dir: &Path) -> ClientConfig {
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let ca_key = rcgen::KeyPair::generate().unwrap();
-    let mut ca = rcgen::CertificateParams::default();
-    ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    ca.distinguished_name.push(rcgen::DnType::CommonName, "ca of subscribers");
-    let ca_pem = ca.self_signed(&ca_key).unwrap().pem();
-    let issuer = rcgen::Issuer::new(ca, ca_key);
-    let sign = |name: &str, usage| {
-        let mut params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
-        params.distinguished_name.push(rcgen::DnType::CommonName, name);
-        params.extended_key_usages = vec![usage];
-        let key = rcgen::KeyPair::generate().unwrap();
-        (params.signed_by(&key, &issuer).unwrap(), key)
-    };
-    let (cert, key) = sign("node", rcgen::ExtendedKeyUsagePurpose::ServerAuth);
-    for (file, text) in [("ca.crt", &ca_pem), ("tls.crt", &cert.pem()), ("tls.key", &key.serialize_pem())] {
+    let ca = Authority::new("ca of subscribers");
+    let server = ca.server("node");
+    for (file, text) in [("ca.crt", ca.pem()), ("tls.crt", &*server.pem()), ("tls.key", &*server.key_pem())] {
         std::fs::write(dir.join(file), text).unwrap();
     }
-    let (cert, key) = sign("watcher", rcgen::ExtendedKeyUsagePurpose::ClientAuth);
-    let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
+    let client = ca.client("watcher", "g", ExtendedKeyUsagePurpose::ClientAuth);
     let mut config = ClientConfig::builder_with_provider(Arc::new(quintlet_kit::crypto::provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
         .dangerous()
         .with_custom_certificate_verifier(quintlet_kit::tls::unverified_certificate())
-        .with_client_auth_cert(vec![cert.der().clone()], key)
+        .with_client_auth_cert(vec![client.der()], client.key_der())
         .unwrap();
     config.alpn_protocols = vec![b"h2".to_vec()];
     config

@@ -1,11 +1,5 @@
 //! Pods with extreme values in every field.
-#![allow(
-    clippy::disallowed_methods,
-    clippy::large_futures,
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    missing_docs
-)]
+#![allow(clippy::disallowed_methods, clippy::large_futures, clippy::print_stdout, clippy::unwrap_used)]
 
 mod decoding;
 mod node;

@@ -41,7 +41,9 @@ const QUIET: Duration = Duration::from_secs(2);
 /// The node agent whose histories are recorded, and its API server.
 #[derive(Debug)]
 pub struct RecordedNode {
+    /// The API server with the objects of the scenarios.
     pub cluster: Cluster,
+    /// Watches the Node, its pods and its events.
     pub observer: Observer,
     /// Root directory of the agent.
     pub root: PathBuf,

@@ -15,7 +15,9 @@ use crate::runtime::NODE;
 /// recorded, has a longer one.
 #[derive(Debug, Clone)]
 pub struct Scenario {
+    /// Name of the scenario and its pod.
     pub name: String,
+    /// Steps, each of which ends before the next begins.
     pub steps: Vec<ScenarioStep>,
 }
 
@@ -61,6 +63,7 @@ pub enum ScenarioStep {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Until {
+    /// The condition Ready is True.
     Ready,
     /// The pod was deleted from the API server.
     Gone,
@@ -68,6 +71,7 @@ pub enum Until {
     ReadyToStartContainers(String),
     /// Reason for which the container is waiting.
     Waiting(String),
+    /// An event was recorded.
     Event(Sign),
     /// The node has registered the driver and written it to its CSINode.
     Registered,
@@ -80,6 +84,7 @@ pub enum Until {
 /// An event of the pod.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Sign {
+    /// Reason of the event.
     pub reason: String,
     /// Part of the message.
     #[serde(default)]
@@ -93,8 +98,10 @@ fn once() -> i64 {
     1
 }
 
+/// The binding of a PersistentVolumeClaim, which no controller makes here.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Binding {
+    /// Name of the claim.
     pub claim: String,
     /// Name of the PersistentVolume, which is the claim's `volumeName`.
     pub volume: String,
@@ -102,20 +109,27 @@ pub struct Binding {
     pub spec: Value,
 }
 
+/// An object of the API server.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Target {
+    /// Kind of the object.
     pub kind: String,
+    /// Name of the object.
     pub name: String,
 }
 
+/// A change of an object of the API server.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Change {
+    /// Kind of the object.
     pub kind: String,
+    /// Name of the object.
     pub name: String,
     /// The JSON merge patch.
     pub patch: Value,
 }
 
+/// The state of the CSI driver after a step.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum DriverState {
@@ -125,10 +139,13 @@ pub enum DriverState {
     Killed,
 }
 
+/// An entry of the host's file system, made before the pod.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum HostEntry {
+    /// A file, with its content.
     File(String),
+    /// An empty directory, with its path.
     Directory(String),
     /// A link, with its target.
     Link(String, String),

@@ -1,5 +1,5 @@
 //! Compares a simulated node with recordings of a kubelet.
-#![allow(clippy::large_futures, clippy::panic, clippy::unwrap_used, missing_docs)]
+#![allow(clippy::large_futures, clippy::panic, clippy::unwrap_used)]
 
 mod differences;
 mod history_differences;

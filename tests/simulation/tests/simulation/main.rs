@@ -1,5 +1,5 @@
 //! Runs the five services against faults that cannot be provoked in a real runtime.
-#![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
+#![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used)]
 
 mod admission;
 mod api;

@@ -115,7 +115,7 @@ impl ApiError {
         error
     }
 
-    /// The `Status` object.
+    /// Returns the `Status` object of the error.
     #[must_use]
     pub fn body(&self) -> Value {
         let mut body = json!({

@@ -8,8 +8,6 @@
 //! One task accepts connections, and each connection has a task; all end when the last [`TestApi`] is
 //! dropped. The watch history of each resource is bounded: a watch from an older version gets 410.
 
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
-
 mod admit;
 mod contract;
 mod discovery;

@@ -14,54 +14,68 @@ pub(crate) struct Resource {
     pub(crate) unconditional_update: bool,
 }
 
-const fn resource(
+/// Returns a resource of objects without a namespace and without a status of its own.
+const fn cluster_scoped(
     group: &'static str,
     version: &'static str,
     plural: &'static str,
     kind: &'static str,
-    namespaced: bool,
-    has_status: bool,
 ) -> Resource {
-    Resource { group, version, plural, kind, namespaced, has_status, unconditional_update: true }
+    Resource {
+        group,
+        version,
+        plural,
+        kind,
+        namespaced: false,
+        has_status: false,
+        unconditional_update: true,
+    }
+}
+
+/// Returns a resource of objects in namespaces without a status of its own.
+const fn namespaced(
+    group: &'static str,
+    version: &'static str,
+    plural: &'static str,
+    kind: &'static str,
+) -> Resource {
+    Resource { namespaced: true, ..cluster_scoped(group, version, plural, kind) }
 }
 
 pub(crate) static RESOURCES: &[Resource] = &[
-    resource("", "v1", "pods", "Pod", true, true),
-    resource("", "v1", "nodes", "Node", false, true),
-    resource("", "v1", "namespaces", "Namespace", false, true),
-    resource("", "v1", "configmaps", "ConfigMap", true, false),
-    resource("", "v1", "secrets", "Secret", true, false),
-    resource("", "v1", "services", "Service", true, true),
-    resource("", "v1", "serviceaccounts", "ServiceAccount", true, false),
-    resource("", "v1", "events", "Event", true, false),
-    resource("", "v1", "persistentvolumes", "PersistentVolume", false, true),
-    resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", true, true),
-    Resource {
-        unconditional_update: false,
-        ..resource("coordination.k8s.io", "v1", "leases", "Lease", true, false)
-    },
-    resource("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass", false, false),
-    resource("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", true, true),
-    resource("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", false, false),
-    resource("storage.k8s.io", "v1", "csidrivers", "CSIDriver", false, false),
-    resource("storage.k8s.io", "v1", "csinodes", "CSINode", false, true),
-    resource("storage.k8s.io", "v1", "volumeattachments", "VolumeAttachment", false, true),
+    namespaced("", "v1", "pods", "Pod").with_status(),
+    cluster_scoped("", "v1", "nodes", "Node").with_status(),
+    cluster_scoped("", "v1", "namespaces", "Namespace").with_status(),
+    namespaced("", "v1", "configmaps", "ConfigMap"),
+    namespaced("", "v1", "secrets", "Secret"),
+    namespaced("", "v1", "services", "Service").with_status(),
+    namespaced("", "v1", "serviceaccounts", "ServiceAccount"),
+    namespaced("", "v1", "events", "Event"),
+    cluster_scoped("", "v1", "persistentvolumes", "PersistentVolume").with_status(),
+    namespaced("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim").with_status(),
+    Resource { unconditional_update: false, ..namespaced("coordination.k8s.io", "v1", "leases", "Lease") },
+    cluster_scoped("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass"),
+    namespaced("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim").with_status(),
+    cluster_scoped("resource.k8s.io", "v1", "resourceslices", "ResourceSlice"),
+    cluster_scoped("storage.k8s.io", "v1", "csidrivers", "CSIDriver"),
+    cluster_scoped("storage.k8s.io", "v1", "csinodes", "CSINode").with_status(),
+    cluster_scoped("storage.k8s.io", "v1", "volumeattachments", "VolumeAttachment").with_status(),
     // Both versions have the same objects.
-    resource("certificates.k8s.io", "v1", "clustertrustbundles", "ClusterTrustBundle", false, false),
-    resource("certificates.k8s.io", "v1", "podcertificaterequests", "PodCertificateRequest", true, true),
-    resource("certificates.k8s.io", "v1beta1", "clustertrustbundles", "ClusterTrustBundle", false, false),
-    resource("certificates.k8s.io", "v1beta1", "podcertificaterequests", "PodCertificateRequest", true, true),
-    resource(
-        "certificates.k8s.io",
-        "v1",
-        "certificatesigningrequests",
-        "CertificateSigningRequest",
-        false,
-        true,
-    ),
+    cluster_scoped("certificates.k8s.io", "v1", "clustertrustbundles", "ClusterTrustBundle"),
+    namespaced("certificates.k8s.io", "v1", "podcertificaterequests", "PodCertificateRequest").with_status(),
+    cluster_scoped("certificates.k8s.io", "v1beta1", "clustertrustbundles", "ClusterTrustBundle"),
+    namespaced("certificates.k8s.io", "v1beta1", "podcertificaterequests", "PodCertificateRequest")
+        .with_status(),
+    cluster_scoped("certificates.k8s.io", "v1", "certificatesigningrequests", "CertificateSigningRequest")
+        .with_status(),
 ];
 
 impl Resource {
+    /// Returns the resource with a status that is written only through `/status`.
+    const fn with_status(self) -> Self {
+        Self { has_status: true, ..self }
+    }
+
     /// Returns the name as in messages: `pods`, `leases.coordination.k8s.io`.
     pub(crate) fn qualified(&self) -> String {
         if self.group.is_empty() { self.plural.to_owned() } else { format!("{}.{}", self.plural, self.group) }

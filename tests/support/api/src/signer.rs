@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::prelude::FromDer as _;
+use x509_parser::x509::AttributeTypeAndValue;
 
 use crate::TestApi;
 
@@ -117,18 +118,16 @@ impl TestSigner {
         let (_, parsed) = X509CertificationRequest::from_der(&der).expect("it is a request");
         let info = &parsed.certification_request_info;
         let subject = &info.subject;
-        let first = |mut names: Box<dyn Iterator<Item = String> + '_>| names.next().unwrap_or_default();
-        let text = |name: &x509_parser::x509::AttributeTypeAndValue<'_>| {
-            name.as_str().unwrap_or_default().to_owned()
+        let text = |name: Option<&AttributeTypeAndValue<'_>>| {
+            name.and_then(|name| name.as_str().ok()).unwrap_or_default().to_owned()
         };
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
-        params
-            .distinguished_name
-            .push(DnType::OrganizationName, first(Box::new(subject.iter_organization().map(text))));
-        let common_name = match answer {
-            SignerAnswer::WrongName => "system:node:other".to_owned(),
-            _ => first(Box::new(subject.iter_common_name().map(text))),
+        params.distinguished_name.push(DnType::OrganizationName, text(subject.iter_organization().next()));
+        let common_name = if answer == SignerAnswer::WrongName {
+            "system:node:other".to_owned()
+        } else {
+            text(subject.iter_common_name().next())
         };
         params.distinguished_name.push(DnType::CommonName, common_name);
         for extension in parsed.requested_extensions().into_iter().flatten() {
@@ -139,11 +138,10 @@ impl TestSigner {
         let epoch = rcgen::date_time_ymd(1970, 1, 1);
         params.not_before = epoch + Duration::from_secs(start.as_second().unsigned_abs());
         params.not_after = params.not_before + life;
-        let key = match answer {
-            SignerAnswer::WrongKey => {
-                KeyPair::generate().expect("a key can be generated").public_key_raw().to_vec()
-            }
-            _ => info.subject_pki.subject_public_key.data.to_vec(),
+        let key = if answer == SignerAnswer::WrongKey {
+            KeyPair::generate().expect("a key can be generated").public_key_raw().to_vec()
+        } else {
+            info.subject_pki.subject_public_key.data.to_vec()
         };
         let signed = params.signed_by(&RequestedKey(key), &self.issuer).expect("the CA can sign");
         signed.pem() + &self.ca

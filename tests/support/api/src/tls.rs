@@ -30,7 +30,7 @@ fn identity() -> &'static Identity {
     })
 }
 
-/// The certificate to trust, PEM.
+/// Returns the certificate to trust, as PEM.
 pub(crate) fn placeholder_ca() -> &'static str {
     &identity().pem
 }

@@ -1,5 +1,5 @@
 //! The contract, and features of this server only: faults, counters, expiry.
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 use std::time::Duration;
 

@@ -9,11 +9,13 @@ use serde::de::{DeserializeSeed, Deserializer, IntoDeserializer as _, MapAccess,
 /// Content of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
+    /// A boolean.
     Bool,
     /// A signed integer of 32 bits.
     I32,
     /// A signed integer of 64 bits.
     I64,
+    /// Text.
     String,
     /// `Quantity`.
     Quantity,

@@ -1,19 +1,20 @@
 //! Test doubles, and waiting for conditions.
 //!
-//! [`budget`] has the number of cases of properties; [`fake_runtime`] is a container runtime in memory behind
-//! a real CRI socket; [`http_server`] is an HTTP server; [`logind`] is a bus with a fake logind;
-//! [`pod_panics`] injects panics into the work of one pod; [`pods`] builds pods and runtime states for
-//! tables; [`wait`] waits for a predicate with a deadline. Only tests use this crate.
-
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
+//! [`budget`] has the number of cases of properties; [`certificates`] makes those of clients and servers;
+//! [`fake_runtime`] is a container runtime in memory behind a real CRI socket; [`http_server`] is an HTTP
+//! server; [`logind`] is a bus with a fake logind; [`logs`] captures log lines; [`pod_panics`] injects panics
+//! into the work of one pod; [`pods`] builds pods and runtime states for tables; [`wait`] waits for a
+//! predicate with a deadline. Only tests use this crate.
 
 pub mod budget;
 mod bus;
+pub mod certificates;
 pub mod command_line;
 pub mod fake_runtime;
 pub mod fields;
 pub mod http_server;
 pub mod logind;
+pub mod logs;
 pub mod pod_panics;
 pub mod pods;
 pub mod systemd;

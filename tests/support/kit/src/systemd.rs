@@ -134,7 +134,7 @@ impl FakeSystemd {
         bus::address(&self.dir)
     }
 
-    /// The calls so far, in order.
+    /// Returns the calls so far, in order.
     #[must_use]
     pub fn calls(&self) -> Vec<String> {
         self.state.lock().calls.clone()

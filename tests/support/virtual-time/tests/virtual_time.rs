@@ -1,5 +1,5 @@
 //! The clock of a process that rests, and of one that works.
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 use std::os::unix::net::UnixStream as StdStream;
 use std::process::Command;

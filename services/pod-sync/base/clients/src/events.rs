@@ -211,8 +211,8 @@ impl Events {
         self.out.add(request, self.now_unix_ns());
     }
 
-    // Events have the time of their cause, however late they are written
-    // (`client-go/tools/record: makeEvent`).
+    /// Events have the time of their cause, however late they are written
+    /// (`client-go/tools/record: makeEvent`).
     fn now_unix_ns(&self) -> i64 {
         unix_ns(&self.clock)
     }
@@ -370,7 +370,7 @@ fn namespaced_name(pod: &Pod) -> String {
     format!("{}/{}", namespace.as_deref().unwrap_or_default(), name.as_deref().unwrap_or_default())
 }
 
-// Sends events, one after the other. Those that are unsent when pod-sync ends are sent by the next one.
+/// Sends events, one after the other. Those that are unsent when pod-sync ends are sent by the next one.
 async fn send(mut client: StatusReporterClient<Channel>, out: &Outgoing) {
     let mut failures = 0_u32;
     loop {
@@ -451,8 +451,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_warning_is_logged_at_info_for_a_fault_of_the_pod_and_at_warn_for_a_fault_of_the_node() {
-        let lines = quintlet_telemetry::Lines::default();
-        let log = quintlet_telemetry::capture("pod-sync", tracing::Level::INFO, &lines);
+        let lines = quintlet_testkit::logs::Lines::default();
+        let log = quintlet_testkit::logs::capture("pod-sync", tracing::Level::INFO, &lines);
         let _of_this_thread = tracing::dispatcher::set_default(&log);
         let stop = CancellationToken::new();
         let dir = tempfile::tempdir().unwrap();

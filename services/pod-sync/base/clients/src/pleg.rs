@@ -157,8 +157,8 @@ impl Pleg {
         }
     }
 
-    // Returns the pod of a record and whether the cache changed. A record that cannot be converted still
-    // shows that the pod exists.
+    /// Returns the pod of a record and whether the cache changed. A record that cannot be converted still
+    /// shows that the pod exists.
     fn take(&self, record: wire::PodRecord, epoch: u64) -> Option<(PodUid, bool)> {
         let uid = PodUid::parse(&record.uid).ok()?;
         match convert::pod_runtime(record, epoch) {

@@ -20,6 +20,7 @@ use futures::StreamExt as _;
 use parking_lot::{Mutex, RwLock};
 use quintlet_kit::messages::{TooLarge, bounded_requests, count_left_out, fits};
 use quintlet_kit::neighbour::{Neighbour, PeerFeature};
+use quintlet_kit::paths::socket_names;
 use quintlet_model::convert;
 use quintlet_model::ids::PodUid;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
@@ -33,7 +34,7 @@ use tonic::transport::Channel;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use self::discovery::{sockets, watch};
+use self::discovery::watch;
 pub use self::memory::PodMemory;
 use self::memory::{clear_memory, fill_memory, merge};
 use self::shards::{AssignmentDecision, Instances, Place};
@@ -46,6 +47,8 @@ const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 const HEALTH_INTERVAL_ALONE: Duration = Duration::from_secs(10);
 /// An instance whose health check takes longer counts as unresponsive since the check was sent.
 const HEALTH_TIMEOUT: Duration = Duration::from_millis(500);
+/// Longest interval between scans of the directory, in case that its watch misses a socket.
+const SCAN_INTERVAL: Duration = Duration::from_secs(5);
 /// Messages that wait in a stream. The differences are computed from the whole set of targets, so a full
 /// stream only delays them.
 const STREAM: usize = 256;
@@ -128,7 +131,7 @@ impl Probes {
     #[must_use]
     pub fn new(dir: PathBuf, wakes: Arc<WorkerWakeups>) -> (Arc<Self>, mpsc::Receiver<ProbeFailure>) {
         let (failures, rx) = mpsc::channel(FAILURES);
-        let me = Self {
+        let probes = Self {
             dir,
             desired: RwLock::default(),
             memory: Mutex::default(),
@@ -138,7 +141,7 @@ impl Probes {
             failures,
             wakes,
         };
-        (Arc::new(me), rx)
+        (Arc::new(probes), rx)
     }
 
     /// Restores the probe memory that an earlier pod-sync saved.
@@ -230,18 +233,17 @@ impl Probes {
             if watcher.is_none() {
                 watcher = watch(&self.dir, wake.clone());
             }
-            let present = sockets(&self.dir);
+            let present = socket_names(&self.dir);
             self.update_instances(&present);
             for instance in present.difference(&running) {
                 let changed = Arc::new(Notify::new());
                 self.drivers.lock().insert(instance.clone(), Arc::clone(&changed));
-                let me = Arc::clone(&self);
-                let (id, stop) = (instance.clone(), stop.clone());
-                quintlet_kit::task::spawn("probe-driver", async move { me.drive(id, changed, stop).await });
+                let drive = Arc::clone(&self).drive(instance.clone(), changed, stop.clone());
+                quintlet_kit::task::spawn("probe-driver", drive);
             }
             running.extend(present);
             let pending = self.is_pending();
-            let again = if pending || watcher.is_none() { SERVICE_RETRY } else { Duration::from_secs(5) };
+            let again = if pending || watcher.is_none() { SERVICE_RETRY } else { SCAN_INTERVAL };
             // Each branch only wakes the loop, which reads the whole directory.
             tokio::select! {
                 () = stop.cancelled() => return,

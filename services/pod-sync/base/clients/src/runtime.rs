@@ -110,7 +110,8 @@ fn exec_wait(limit: Option<Duration>, call: Duration) -> Duration {
     limit.map_or(FAR, |limit| limit.saturating_add(call))
 }
 
-// Nothing listens on the socket of cri-proxy, so the call was not sent: only connect(2) returns these kinds.
+/// No process listens on the socket of cri-proxy, so the call was not sent: only connect(2) returns these
+/// kinds.
 fn is_unconnected(status: &Status) -> bool {
     let mut source = std::error::Error::source(status);
     while let Some(error) = source {

@@ -122,7 +122,7 @@ impl UnsentEvents {
         }
     }
 
-    // Appends an entry to the file, and returns its place.
+    /// Appends an entry to the file, and returns its place.
     fn append(&mut self, event: &RecordEventRequest) -> Option<u64> {
         let file = self.file.as_ref()?;
         let mut entry = Vec::new();
@@ -180,7 +180,7 @@ fn push_entry(bytes: &mut Vec<u8>, event: &RecordEventRequest) {
     bytes.extend_from_slice(&event);
 }
 
-// Reads entries up to the first one that was not written completely.
+/// Reads entries up to the first one that was not written completely.
 fn unsent_in(mut bytes: &[u8]) -> Vec<RecordEventRequest> {
     let mut events = Vec::new();
     while let Some((&[state, l0, l1, l2, l3, c0, c1, c2, c3], rest)) = bytes.split_first_chunk::<HEAD>() {

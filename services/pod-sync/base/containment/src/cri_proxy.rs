@@ -70,7 +70,7 @@ async fn find_crashes(
     }
 }
 
-// Waits for the exit note of a crash at about `began`. Returns false if there is none in time.
+/// Waits for the exit note of a crash at about `began`. Returns false if there is none in time.
 async fn wait_for_note(path: &Path, began: Timestamp, clock: &Clock) -> bool {
     let oldest = began.checked_sub(NOTE_MAX_AGE).unwrap_or(Timestamp::UNIX_EPOCH);
     let deadline = clock.boot().saturating_add(NOTE_TIMEOUT);

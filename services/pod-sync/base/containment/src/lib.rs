@@ -138,7 +138,7 @@ impl Containment {
         Ok(new)
     }
 
-    // Attributes a crash of the previous process to the pods whose work was in progress.
+    /// Attributes a crash of the previous process to the pods whose work was in progress.
     fn attribute_exit(&self, exit_note: &str, left: &PreviousWork, oom_kills: Option<u64>) {
         let (boot, before) = left.note.split_once(' ').unwrap_or((&left.note, ""));
         if boot != self.boot {
@@ -199,7 +199,7 @@ impl Containment {
         }
     }
 
-    // Records that work of a pod is in progress until the result is dropped.
+    /// Records that work of a pod is in progress until the result is dropped.
     fn begin(&self, uid: &PodUid) -> Threads {
         let is_suspected = self.ledger.lock().is_suspected(uid);
         let gate = is_suspected.then(|| (uid.clone(), Arc::clone(&self.gate)));

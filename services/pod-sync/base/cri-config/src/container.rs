@@ -24,7 +24,9 @@ use pod_sync_layout::{HandlerFeatures, NodeSettings, paths};
 pub struct DeviceAdditions {
     /// Variables, which those of the container override.
     pub envs: BTreeMap<String, Vec<u8>>,
+    /// Host paths that the devices need. They precede the container's own mounts.
     pub mounts: Vec<Mount>,
+    /// Device nodes, with their paths in the container and their permissions.
     pub devices: Vec<Device>,
     /// Annotations, which those of the node agent override.
     pub annotations: BTreeMap<String, String>,
@@ -35,7 +37,9 @@ pub struct DeviceAdditions {
 /// Input of [`container_config`].
 #[derive(Debug, Clone, Copy)]
 pub struct ContainerInput<'a> {
+    /// The pod, with its allocated resources in the spec.
     pub pod: &'a Pod,
+    /// Name, namespace and UID.
     pub names: &'a PodRef,
     /// The container. An ephemeral one is converted by [`container_of_ephemeral`].
     pub container: &'a Container,
@@ -45,6 +49,7 @@ pub struct ContainerInput<'a> {
     pub image_ref: &'a str,
     /// User in the image's configuration.
     pub image_user: &'a ImageUser,
+    /// Directories and settings of the node.
     pub node: &'a NodeSettings,
     /// Environment variables of [`super::env::make_env`].
     pub env: &'a Env,

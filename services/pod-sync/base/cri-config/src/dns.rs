@@ -24,6 +24,7 @@ const MAX_FILE: u64 = 10 << 20;
 /// Content of the host's resolv.conf.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ResolvConf {
+    /// Addresses of the `nameserver` lines, in order.
     pub servers: Vec<String>,
     /// Domains of the last `search` line.
     pub searches: Vec<String>,

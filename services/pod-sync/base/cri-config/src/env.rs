@@ -19,7 +19,9 @@ use pod_sync_layout::{NodeSettings, ObjectError, ObjectSource};
 /// The API objects that a container's variables refer to, fetched once per start. Each has its own error.
 #[derive(Debug, Clone, Default)]
 pub struct EnvObjects {
+    /// ConfigMaps by name.
     pub config_maps: BTreeMap<String, Result<Arc<ConfigMap>, ObjectError>>,
+    /// Secrets by name.
     pub secrets: BTreeMap<String, Result<Arc<Secret>, ObjectError>>,
     /// Services of the pod's namespace and of `default`; `None` until they have been listed.
     pub services: Option<Vec<Arc<Service>>>,
@@ -100,11 +102,15 @@ pub type Env = BTreeMap<String, Vec<u8>>;
 /// Input of [`make_env`].
 #[derive(Debug, Clone, Copy)]
 pub struct EnvInput<'a> {
+    /// The pod, whose fields variables refer to.
     pub pod: &'a Pod,
+    /// The container with the variables.
     pub container: &'a Container,
+    /// Directories and settings of the node.
     pub node: &'a NodeSettings,
     /// IP addresses of the sandbox, the primary one first.
     pub pod_ips: &'a [IpAddr],
+    /// The objects that the variables refer to.
     pub objects: &'a EnvObjects,
 }
 

@@ -78,7 +78,7 @@ fn references(container: &Container) -> impl Iterator<Item = &FileKeySelector> {
     variables.filter_map(|var| var.value_from.as_ref()?.file_key_ref.as_ref())
 }
 
-// Returns `None` if the file does not exist.
+/// Returns `None` if the file does not exist.
 fn read(root: &Path, path: &str, budget: &mut Budget) -> Result<Option<EnvFile>, ConfigError> {
     match read_beneath(root, path) {
         Ok(bytes) => {

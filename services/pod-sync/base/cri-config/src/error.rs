@@ -16,10 +16,12 @@ pub enum ConfigError {
     /// Services have not been listed yet.
     #[error("services have not yet been read at least once, cannot construct envvars")]
     ServicesNotReady,
+    /// A file of the node agent cannot be read or written.
     #[error("{what}: {source}")]
     Io {
         /// The failed operation.
         what: String,
+        /// The error of the operating system.
         source: io::Error,
     },
 }

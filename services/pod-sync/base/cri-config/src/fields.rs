@@ -84,6 +84,7 @@ fn printable(c: char) -> bool {
 /// Input of [`resource_field`].
 #[derive(Debug, Clone, Copy)]
 pub struct ResourceField<'a> {
+    /// The pod, in which the selector looks for its container.
     pub pod: &'a Pod,
     /// Container used if the selector names none; `None` for files of a volume.
     pub own: Option<&'a Container>,

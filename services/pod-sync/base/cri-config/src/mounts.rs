@@ -43,10 +43,15 @@ pub type MountedVolumes = BTreeMap<String, MountedVolume>;
 /// Input of [`make_mounts`].
 #[derive(Debug, Clone, Copy)]
 pub struct MountsInput<'a> {
+    /// The pod with the volumes.
     pub pod: &'a Pod,
+    /// UID of the pod, which its directories are named by.
     pub uid: &'a PodUid,
+    /// The container with the mounts.
     pub container: &'a Container,
+    /// Directories and settings of the node.
     pub node: &'a NodeSettings,
+    /// The volumes that are set up.
     pub volumes: &'a MountedVolumes,
     /// Images of the pod's image volumes, by the name of the volume.
     pub images: &'a BTreeMap<String, ImageSpec>,
@@ -149,7 +154,7 @@ fn volume<'a>(input: MountsInput<'a>, mount: &VolumeMount) -> Result<&'a Mounted
     })
 }
 
-// Returns a mount without its path on the node.
+/// Returns a mount without its path on the node.
 fn volume_mount(input: MountsInput<'_>, mount: &VolumeMount) -> Result<Mount, ConfigError> {
     let volume = volume(input, mount)?;
     let propagation = propagation(mount.mount_propagation.as_deref())?;
@@ -189,7 +194,7 @@ fn image_mount(mount: Mount, image: &ImageSpec, sub: String) -> Mount {
     Mount { readonly: true, image: Some(image.clone()), image_sub_path: sub, ..mount }
 }
 
-// Returns the path within the volume; empty for the whole volume.
+/// Returns the path within the volume; empty for the whole volume.
 fn sub_path(mount: &VolumeMount, env: &Env) -> Result<String, ConfigError> {
     let sub = match mount.sub_path_expr.as_deref().filter(|e| !e.is_empty()) {
         Some(expression) => expand_sub_path(expression, env)?,

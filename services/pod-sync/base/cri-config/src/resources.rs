@@ -18,6 +18,7 @@ const NO_QUOTA: i64 = -1;
 /// runtime.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContainerPlacement {
+    /// CPUs that the container may use.
     pub cpus: String,
     /// NUMA nodes of the container's memory.
     pub memory_nodes: String,

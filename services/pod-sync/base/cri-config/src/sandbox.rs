@@ -20,10 +20,13 @@ use pod_sync_layout::{HandlerFeatures, NodeSettings, paths};
 /// Input of [`sandbox_config`].
 #[derive(Debug, Clone, Copy)]
 pub struct SandboxInput<'a> {
+    /// The pod, with its allocated resources in the spec.
     pub pod: &'a Pod,
+    /// Name, namespace and UID.
     pub names: &'a PodRef,
     /// Attempt of the sandbox.
     pub attempt: u32,
+    /// Directories and settings of the node.
     pub node: &'a NodeSettings,
     /// Parent cgroup in the form of the cgroup driver; empty without pod cgroups.
     pub cgroup_parent: &'a str,

@@ -33,6 +33,7 @@ const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.i
 /// User in an image's configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ImageUser {
+    /// A number, which is the UID.
     Uid(i64),
     /// A user name, whose UID is unknown.
     Name(String),

@@ -34,7 +34,7 @@ pub fn open_beneath(volume: &Path, sub: &Path) -> io::Result<OwnedFd> {
     open_resolved(volume, sub, || {})
 }
 
-// Tests change the path in `between`, which runs after the resolution and before the open.
+/// Tests change the path in `between`, which runs after the resolution and before the open.
 fn open_resolved(volume: &Path, sub: &Path, between: impl FnOnce()) -> io::Result<OwnedFd> {
     let real_volume = fs::canonicalize(volume)?;
     let real = fs::canonicalize(volume.join(sub))?;
@@ -161,7 +161,7 @@ pub fn unmount_all(path: &Path) -> io::Result<()> {
     unmount_with(path, UnmountFlags::NOFOLLOW)
 }
 
-// Does not wait for the server of the mount, which containers may still use.
+/// Does not wait for the server of the mount, which containers may still use.
 fn detach_all(path: &Path) -> io::Result<()> {
     unmount_with(path, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
 }

@@ -29,6 +29,7 @@ pub struct ActionInput<'a> {
     pub pod: &'a Pod,
     /// State from the newest inspection; instances are sorted newest first.
     pub runtime: &'a PodRuntime,
+    /// Last results of the pod's liveness, readiness and startup probes.
     pub probes: &'a ProbeResults,
     /// Resources last sent to the runtime; `None` if there is no record.
     pub actuated: Option<&'a PodResources>,
@@ -36,6 +37,8 @@ pub struct ActionInput<'a> {
     pub restart_all: bool,
 }
 
+/// Reason why a running container is killed in a pod that is not terminated (`pkg/kubelet/kuberuntime:
+/// computePodActions`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KillReason {
     /// The runtime reports an unknown state.
@@ -53,17 +56,20 @@ pub enum KillReason {
 /// A container to kill.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerKill {
+    /// The instance that runs.
     pub id: ContainerId,
     /// Name in the spec.
     pub name: String,
     /// Message of the Killing event.
     pub message: String,
+    /// Reason that decides which grace period applies.
     pub reason: KillReason,
 }
 
 /// A container instance to remove before all containers restart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerReset {
+    /// The removed instance.
     pub id: ContainerId,
     /// Name in the spec.
     pub name: String,
@@ -246,7 +252,8 @@ fn in_kept_sandbox(input: &ActionInput<'_>, id: SandboxId, attempt: u32) -> PodA
     actions
 }
 
-// Adds the actions of regular containers. Returns the number of running containers that are kept as they are.
+/// Adds the actions of regular containers. Returns the number of running containers that are kept as they
+/// are.
 fn regular_actions(input: &ActionInput<'_>, actions: &mut PodActions) -> usize {
     let &ActionInput { pod, runtime, actuated, .. } = input;
     let mut kept = 0_usize;
@@ -286,8 +293,8 @@ fn regular_actions(input: &ActionInput<'_>, actions: &mut PodActions) -> usize {
     kept
 }
 
-// Returns the kill of a running container that has changed or failed a probe, and whether the container is
-// started again.
+/// Returns the kill of a running container that has changed or failed a probe, and whether the container is
+/// started again.
 fn kill_of_running(
     input: &ActionInput<'_>,
     container: &SpecContainer,
@@ -363,8 +370,8 @@ enum InitProgress {
     Failed,
 }
 
-// Containers of a previous sandbox do not count for the initialization: after a reboot the runtime may still
-// report one as created (k/k#138514).
+/// Containers of a previous sandbox do not count for the initialization: after a reboot the runtime may still
+/// report one as created (k/k#138514).
 fn newest_in_sandbox<'a>(runtime: &'a PodRuntime, sandbox: &SandboxId, name: &str) -> Option<&'a Container> {
     runtime.containers.iter().find(|c| c.name == name && &c.sandbox_id == sandbox)
 }
@@ -465,7 +472,7 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
     if initialized { InitProgress::Done } else { InitProgress::Waiting }
 }
 
-// Returns the kill of a running sidecar that is restarted. `startup` is the result of its startup probe.
+/// Returns the kill of a running sidecar that is restarted. `startup` is the result of its startup probe.
 fn sidecar_kill(
     input: &ActionInput<'_>,
     container: &SpecContainer,

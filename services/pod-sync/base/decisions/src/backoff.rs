@@ -23,7 +23,9 @@ pub const CRASH_LOOP_RESET: Duration = Duration::from_secs(600);
 /// Bounds of a back-off. Each delay is twice the previous one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackoffDelays {
+    /// Delay after the first failure.
     pub initial: Duration,
+    /// Upper bound of the delay.
     pub max: Duration,
 }
 
@@ -42,6 +44,7 @@ impl BackoffDelays {
 /// Whether a start or a pull may happen now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackoffDecision {
+    /// No back-off applies, or it has elapsed.
     Start,
     /// The attempt is delayed.
     BackOff {
@@ -70,6 +73,7 @@ pub struct CrashLoopEntry {
 /// Exit of a container instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedExit {
+    /// The instance that exited.
     pub id: ContainerId,
     /// CLOCK_BOOTTIME.
     pub at: Duration,

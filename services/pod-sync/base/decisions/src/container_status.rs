@@ -47,6 +47,7 @@ const LOST_INIT: &str = "Unable to get init container status from container runt
 pub struct WaitingReason {
     /// For example `CrashLoopBackOff` or `ErrImagePull`.
     pub reason: String,
+    /// Description of the failure, cut to the length that a status may have.
     pub message: String,
 }
 
@@ -409,7 +410,7 @@ fn resources(
     status.resources = Some(shown);
 }
 
-// Differences of up to `blur` milli-units in either direction are rounding of the runtime.
+/// Differences of up to `blur` milli-units in either direction are rounding of the runtime.
 fn overlay(
     shown: Option<&mut BTreeMap<String, ApiQuantity>>,
     name: &str,

@@ -34,6 +34,7 @@ const CRASHES_TO_SET_ASIDE: u32 = 2;
 /// Successful passes that clear a suspicion.
 const PASSES_TO_CLEAR: u32 = 3;
 
+/// Cause of the end of a pod-sync or cri-proxy process while pods were in work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessExit {
     /// The process crashed: an abort, a memory fault, or a panic outside the work of a pod. With a
@@ -55,12 +56,14 @@ impl ProcessExit {
     }
 }
 
+/// Whether the work of a pod may begin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WorkPermission {
     /// Without restriction.
     Allowed,
     /// While no other suspected pod is in work.
     OneAtATime,
+    /// Not before the suspension has ended.
     Suspended(Suspension),
 }
 
@@ -207,6 +210,7 @@ impl ContainmentRecords {
         self.pods.remove(uid).is_some()
     }
 
+    /// Returns whether the pod's work may begin. `now` is CLOCK_BOOTTIME.
     #[must_use]
     pub fn permission(&self, uid: &PodUid, now: Duration) -> WorkPermission {
         match self.pods.get(uid) {
@@ -239,7 +243,7 @@ impl ContainmentRecords {
     }
 }
 
-// Returns `first` doubled `times` times, bounded by LONGEST_SUSPENSION.
+/// Returns `first` doubled `times` times, bounded by LONGEST_SUSPENSION.
 fn doubled(first: Duration, times: u32) -> Duration {
     first.saturating_mul(2_u32.saturating_pow(times)).min(LONGEST_SUSPENSION)
 }

@@ -60,11 +60,13 @@ pub enum FinalStatus {
 pub struct FinishedInput {
     /// Whether nothing needs the rest of the pod any more.
     pub is_clean: bool,
+    /// Whether the pod comes from a file or a URL, so that no API server deletes it.
     pub is_static: bool,
     /// Whether `metadata.deletionTimestamp` is set.
     pub is_deleted: bool,
     /// Whether there is an API server.
     pub has_api: bool,
+    /// Progress of the last status on its way to the API server.
     pub status: FinalStatus,
     /// The answer of an API server that declines the status. status-reporter repeats the write.
     pub declined: Option<String>,

@@ -54,6 +54,7 @@ pub struct PodGrace {
 }
 
 impl PodGrace {
+    /// Reads the grace periods of an object.
     #[must_use]
     pub fn of_pod(pod: &Pod) -> Self {
         Self {
@@ -127,6 +128,7 @@ pub fn kill_timeout(grace: Option<i64>) -> Duration {
 /// A container to stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerStop {
+    /// The instance to stop.
     pub id: ContainerId,
     /// Name in the spec.
     pub name: String,

@@ -24,7 +24,6 @@
 
 // A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "only pod-sync and tests build on this crate")]
 
 pub mod actions;
 pub mod active;

@@ -13,6 +13,7 @@ use quintlet_model::labels::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE};
 pub enum PodOperation {
     /// Removed from the source.
     Remove,
+    /// Seen in its source for the first time.
     Add,
     /// Spec, labels or annotations changed.
     Update,
@@ -22,8 +23,10 @@ pub enum PodOperation {
     Reconcile,
 }
 
+/// One difference between two snapshots of a source.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodChange {
+    /// Kind of the difference, which selects the handler of the sync loop.
     pub op: PodOperation,
     /// The pod after the change; with [`PodOperation::Remove`] before it.
     pub pod: Arc<Pod>,

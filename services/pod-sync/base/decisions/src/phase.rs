@@ -8,6 +8,7 @@ use quintlet_model::pod;
 
 use super::restart::{RESTARTING_ALL, container_should_restart, init_exit_code};
 
+/// `status.phase` of a pod (`pkg/kubelet: getPhase`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PodPhase {
     /// Some containers have not been started.
@@ -92,7 +93,7 @@ fn restartable(container: &Container, pod: &Pod, ended: &ContainerStateTerminate
         || container_should_restart(container, pod, ended.exit_code)
 }
 
-// Returns whether an init container has failed and is not restarted.
+/// Returns whether an init container has failed and is not restarted.
 fn init_failed(container: &Container, pod: &Pod, ended: &ContainerStateTerminated) -> bool {
     let reason = ended.reason.as_deref().unwrap_or_default();
     let code = init_exit_code(ended.exit_code, reason);

@@ -21,8 +21,13 @@ type Milli = u64;
 /// The annotation has no effect.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProbePeriodError {
+    /// The annotation's value is no number, or out of bounds.
     #[error("{value:?} is no whole number of milliseconds from {} to {}", PERIODS.start(), PERIODS.end())]
-    Invalid { value: String },
+    Invalid {
+        /// The annotation's value.
+        value: String,
+    },
+    /// There is nothing to speed up: no probe has the shortest period of the API.
     #[error("no probe of the pod has periodSeconds: 1")]
     NoProbe,
 }
@@ -80,7 +85,9 @@ pub struct RateLimits {
 /// The period of a pod's fast probes in milliseconds, by kind; `None`: `periodSeconds` applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GrantedPeriods {
+    /// Period of HTTP, TCP and gRPC probes.
     pub network: Option<u32>,
+    /// Period of exec probes.
     pub exec: Option<u32>,
 }
 
@@ -103,6 +110,7 @@ struct Share {
 /// The answer to a request.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RateGrant {
+    /// The periods that the pod may use now.
     pub periods: GrantedPeriods,
     /// Pods that should request again, since there is room now.
     pub again: Vec<PodUid>,
@@ -115,6 +123,7 @@ impl RateShares {
         Self { limits, shares: BTreeMap::new(), waiting: BTreeSet::new() }
     }
 
+    /// Returns the limits of the node.
     #[must_use]
     pub fn limits(&self) -> RateLimits {
         self.limits

@@ -24,10 +24,12 @@ impl ProbeResults {
         }
     }
 
+    /// Records the last result of a container instance's probe. Replaces an earlier one.
     pub fn set(&mut self, probe: ProbeType, container: ContainerId, result: ProbeResult) {
         self.results.insert((container, probe), result);
     }
 
+    /// Returns the last result; `None` before the first one, and for a container without the probe.
     #[must_use]
     pub fn get(&self, probe: ProbeType, container: &ContainerId) -> Option<ProbeResult> {
         self.results.get(&(container.clone(), probe)).copied()
@@ -70,11 +72,13 @@ fn start_on_boottime(started_unix_ns: i64, wall: jiff::Timestamp, boot: Duration
 /// The port of a probe or hook does not exist. The texts are the kubelet's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PortError {
+    /// The number is not between 1 and 65535.
     #[error("invalid port number: {0}")]
     OutOfRange(i64),
     /// No port of the container has this name, and it is no number.
     #[error("strconv.Atoi: parsing {0:?}: invalid syntax")]
     Unknown(String),
+    /// The text is a number that does not fit an integer.
     #[error("strconv.Atoi: parsing {0:?}: value out of range")]
     TooLarge(String),
 }

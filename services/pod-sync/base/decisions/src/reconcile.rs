@@ -22,8 +22,10 @@ pub const NO_EFFECT_PERIOD: Duration = Duration::from_secs(600);
 /// Time without a correction after which the pause starts over.
 const RESET_AFTER: Duration = Duration::from_secs(60);
 
+/// Time of the next correction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CorrectionDue {
+    /// No earlier correction delays it.
     Now,
     /// The correction is due at this CLOCK_BOOTTIME, if the status still differs.
     At(Duration),

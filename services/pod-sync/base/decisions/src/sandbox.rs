@@ -5,16 +5,23 @@ use quintlet_model::ids::SandboxId;
 use quintlet_model::pod;
 use quintlet_model::runtime::{PodRuntime, SandboxState};
 
+/// Whether the pod keeps its sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SandboxDecision {
     /// The newest sandbox is usable.
-    Keep { id: SandboxId, attempt: u32 },
+    Keep {
+        /// ID of the newest sandbox.
+        id: SandboxId,
+        /// Attempt of the newest sandbox.
+        attempt: u32,
+    },
     /// A new sandbox is needed.
     Create {
         /// Attempt of the new sandbox.
         attempt: u32,
         /// The replaced sandbox, for the SandboxChanged event.
         replaces: Option<SandboxId>,
+        /// Reason, which the logs and the SandboxChanged event give.
         why: SandboxChange,
     },
 }

@@ -20,8 +20,11 @@ const ERROR_SHOWN: Duration = Duration::from_secs(1);
 /// The list of the pod spec that a container is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContainerKind {
+    /// `spec.initContainers`, sidecars included.
     Init,
+    /// `spec.containers`.
     Regular,
+    /// `spec.ephemeralContainers`, which `kubectl debug` adds.
     Ephemeral,
 }
 
@@ -43,7 +46,7 @@ impl ContainerKind {
         self == Self::Init && !pods::is_sidecar(container)
     }
 
-    // Returns the containers of this kind. `ephemeral` are the pod's ephemeral containers.
+    /// Returns the containers of this kind. `ephemeral` are the pod's ephemeral containers.
     fn containers<'a>(self, pod: &'a Pod, ephemeral: &'a [Container]) -> &'a [Container] {
         match self {
             Self::Init => pods::init_containers(pod),
@@ -99,21 +102,27 @@ fn is_pull_failure(failure: StartFailure) -> bool {
 /// The input of [`due_starts`].
 #[derive(Debug, Clone, Copy)]
 pub struct StartInput<'a> {
+    /// The pod, with its allocated resources in the spec.
     pub pod: &'a Pod,
+    /// Name, namespace and UID, for records and events.
     pub pod_ref: &'a PodRef,
     /// The pod's ephemeral containers, as containers.
     pub ephemeral: &'a [Container],
     /// The actions of this sync.
     pub actions: &'a PodActions,
+    /// State from the newest inspection.
     pub runtime: &'a PodRuntime,
     /// Recorded waiting reasons, by container name.
     pub waiting: &'a BTreeMap<String, WaitingReason>,
+    /// Back-offs after exits, by container.
     pub crash_loop: &'a CrashLoopBackoffs,
+    /// Back-offs after failed pulls, by image.
     pub pulls: &'a ImagePullBackoffs,
     /// Holds of failed starts, by container name.
     pub holds: &'a BTreeMap<String, StartHold>,
     /// Returns the name under which the pulls of an image are recorded; none for an invalid name.
     pub image_key: fn(&str) -> Option<String>,
+    /// Wall-clock time, which the status shows.
     pub wall: jiff::Timestamp,
     /// CLOCK_BOOTTIME.
     pub boot: Duration,
@@ -122,12 +131,18 @@ pub struct StartInput<'a> {
 /// A back-off that an event is due for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NewBackoff {
+    /// A container starts again after an exit (reason CrashLoopBackOff).
     CrashLoop {
+        /// The list that the container is in.
         kind: ContainerKind,
+        /// Name in the spec.
         container: String,
     },
+    /// An image is pulled again after a failure (reason ImagePullBackOff).
     ImagePull {
+        /// The list that the container is in.
         kind: ContainerKind,
+        /// Name in the spec.
         container: String,
         /// The image in the spec.
         image: String,
@@ -237,7 +252,7 @@ fn decide(
     pull_backoff(input, container).map_or(BackoffDecision::Start, |(_, decision)| decision)
 }
 
-// Sets the waiting reason of a container in back-off. A new reason is an event.
+/// Sets the waiting reason of a container in back-off. A new reason is an event.
 fn wait(
     input: &StartInput<'_>,
     kind: ContainerKind,
@@ -269,7 +284,7 @@ fn wait(
     due.start_backoffs.insert(name.clone(), backoff);
 }
 
-// Returns the image with the longest pull back-off, among those of the container and of its image volumes.
+/// Returns the image with the longest pull back-off, among those of the container and of its image volumes.
 fn pull_backoff(input: &StartInput<'_>, container: &Container) -> Option<(String, BackoffDecision)> {
     // Only a container that waits for a failed pull has a pull back-off.
     let reason = input.waiting.get(&container.name)?;

@@ -14,9 +14,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use quintlet_model::ids::ContainerId;
-use quintlet_model::pod;
 use quintlet_model::runtime::PodRuntime;
-use quintlet_model::text;
+use quintlet_model::{pod, text};
 
 use super::conditions::{self, condition};
 use super::container_status::{
@@ -63,7 +62,9 @@ pub struct StatusInput<'a> {
     pub pod: &'a Pod,
     /// The previous status; `None`: use the status of the API server.
     pub old: Option<&'a PodStatus>,
+    /// State from the newest inspection.
     pub runtime: &'a PodRuntime,
+    /// Last results of the pod's probes.
     pub probes: &'a ProbeResults,
     /// Waiting reasons of failed starts, by container name.
     pub waiting: &'a BTreeMap<String, WaitingReason>,
@@ -73,6 +74,7 @@ pub struct StatusInput<'a> {
     pub resize: &'a [PodCondition],
     /// Resources last sent to the runtime; `None` if there is no record.
     pub actuated: Option<&'a PodResources>,
+    /// Addresses and features of the node that appear in a pod's status.
     pub node: &'a NodeFacts,
     /// All containers were stopped for good.
     pub is_terminal: bool,
@@ -170,8 +172,8 @@ fn container_statuses(context: &Context<'_>, old: &PodStatus) -> ContainerStatus
     }
 }
 
-// Returns phase, reason and message for the phase that follows from the containers. A terminal phase stays,
-// and the deadline of an active pod makes it Failed.
+/// Returns phase, reason and message for the phase that follows from the containers. A terminal phase stays,
+/// and the deadline of an active pod makes it Failed.
 fn phase_with_reason(
     input: &StatusInput<'_>,
     old: &PodStatus,
@@ -204,9 +206,9 @@ fn non_empty(list: &qos::ResourceList) -> Option<BTreeMap<String, Quantity>> {
     Some(qos::to_api(list)).filter(|l| !l.is_empty())
 }
 
-// While the pod runs, its status has the resources of its cgroup, so a resize that is not actuated yet is not
-// visible (`pkg/kubelet: generateAPIPodStatus`). A cgroup has no memory request. Without resources the status
-// has an empty object.
+// While the pod runs, its status has the resources of its cgroup, so a resize that is not actuated yet is
+// not visible (`pkg/kubelet: generateAPIPodStatus`). A cgroup has no memory request. Without resources the
+// status has an empty object.
 fn pod_resources(
     input: &StatusInput<'_>,
     phase: PodPhase,
@@ -343,7 +345,7 @@ pub fn illegal_transition(pod: &Pod, old: &PodStatus, new: &PodStatus) -> bool {
     fn ended<'a>(list: &'a List, name: &str) -> Option<&'a ContainerStateTerminated> {
         list.iter().flatten().find(|s| s.name == name)?.state.as_ref()?.terminated.as_ref()
     }
-    // Returns the terminated state that a container leaves.
+    /// Returns the terminated state that a container leaves.
     fn left<'a>(old: &'a List, new: &List, name: &str) -> Option<&'a ContainerStateTerminated> {
         let listed = new.iter().flatten().any(|s| s.name == name);
         ended(old, name).filter(|_| listed && ended(new, name).is_none())
@@ -560,6 +562,7 @@ impl KillCause {
 /// Effect of a kill by the node agent on the status of the terminating pod.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct KillOverride {
+    /// The reason of the kill, which selects reason and phase of the status.
     pub cause: KillCause,
     /// Message of status and condition.
     pub message: String,

@@ -29,8 +29,11 @@ impl StorageProblem {
 /// A problem of a driver's storage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StorageReport {
+    /// Kind of the problem, which becomes the type of the condition.
     pub problem: StorageProblem,
+    /// The driver's code, in CamelCase.
     pub reason: String,
+    /// The driver's description, for people.
     pub message: String,
     /// Access mode of the affected volumes, as in the API; `None` for all modes.
     pub access_mode: Option<&'static str>,

@@ -20,6 +20,8 @@ pub enum SyncGate {
     Proceed,
 }
 
+/// Decides whether a sync continues after its status was computed. A pod of the host's network does not wait
+/// for the network of pods.
 #[must_use]
 pub fn gate(pod: &Pod, status: &PodStatus, network_ready: bool) -> SyncGate {
     if pod::is_terminal_phase(status.phase.as_deref()) {
@@ -64,6 +66,7 @@ pub fn restarts_all(status: &PodStatus) -> bool {
 /// A pod that waits until its full name is free.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FullNameWaiter {
+    /// The pod that waits.
     pub uid: PodUid,
     /// Whether the pod has a worker and is not terminating.
     pub live: bool,

@@ -17,6 +17,7 @@ pub struct GcPolicy {
     pub min_age: Duration,
 }
 
+/// Selection of the dead instances of a pod that garbage collection keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodDisposition {
     /// The pod runs or has completed, and its newest instances are kept.

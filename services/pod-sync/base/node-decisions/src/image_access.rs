@@ -17,6 +17,7 @@ const MOST_LEARNT: usize = 100;
 /// Selection of the images whose use is verified (`imagePullCredentialsVerificationPolicy`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum VerificationPolicy {
+    /// No image is verified.
     NeverVerify,
     /// All images but those that were on the node before.
     #[default]
@@ -93,7 +94,9 @@ impl Allowlist {
 pub struct ImagePullSecret {
     /// UID of the Secret.
     pub uid: String,
+    /// Namespace of the Secret.
     pub namespace: String,
+    /// Name of the Secret.
     pub name: String,
     /// Hex SHA-256 of the credentials.
     pub credential_hash: String,
@@ -115,7 +118,9 @@ impl ImagePullSecret {
 pub struct ImagePullServiceAccount {
     /// UID of the ServiceAccount.
     pub uid: String,
+    /// Namespace of the ServiceAccount.
     pub namespace: String,
+    /// Name of the ServiceAccount.
     pub name: String,
 }
 
@@ -123,8 +128,10 @@ pub struct ImagePullServiceAccount {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PullCredentials {
+    /// Pull secrets, each of which may use the image.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub kubernetes_secrets: Vec<ImagePullSecret>,
+    /// Service accounts, each of which may use the image.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub kubernetes_service_accounts: Vec<ImagePullServiceAccount>,
     /// The image was pulled without credentials or with the node's, and every pod may use it.

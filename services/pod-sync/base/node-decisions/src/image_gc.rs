@@ -37,6 +37,7 @@ impl ImageGcPolicy {
 /// An image in the runtime's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
+    /// ID in the runtime: the digest of the image's configuration.
     pub id: String,
     /// Tags and digests.
     pub names: Vec<String>,
@@ -66,7 +67,9 @@ pub struct ImageUsage {
 /// Capacity of the file system that stores images, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FsCapacity {
+    /// Size of the file system.
     pub capacity: u64,
+    /// Space that unprivileged users may still use.
     pub available: u64,
 }
 
@@ -84,7 +87,7 @@ impl ImageUsage {
         }
     }
 
-    // Images not in use, the least recently used first, then the first seen first.
+    /// Images not in use, the least recently used first, then the first seen first.
     fn candidates<'a>(
         &self,
         images: &'a [Image],

@@ -20,18 +20,25 @@ pub struct InvalidImageName {
 /// `github.com/opencontainers/go-digest`).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidReference {
+    /// The text does not have the form of a reference.
     #[error("{}", INVALID)]
     Format,
+    /// The repository has capital letters, and would be valid without them.
     #[error("{}: repository name ({}) must be lowercase", INVALID, .0)]
     Uppercase(String),
+    /// The name looks like the ID of an image.
     #[error("invalid repository name ({0}), cannot specify 64-byte hexadecimal strings")]
     Hexadecimal(String),
+    /// The repository is longer than a registry accepts.
     #[error("repository name must not be more than {} characters", LONGEST)]
     TooLong,
+    /// The algorithm of the digest is not registered.
     #[error("unsupported digest algorithm")]
     DigestAlgorithm,
+    /// The digest has not the length of its algorithm.
     #[error("invalid checksum digest length")]
     DigestLength,
+    /// The digest has characters that are not hexadecimal, or no separator.
     #[error("invalid checksum digest format")]
     DigestFormat,
 }
@@ -86,7 +93,7 @@ pub fn registry(repository: &str) -> &str {
     repository.split_once('/').map_or(repository, |(host, _)| host)
 }
 
-// Returns whether the name has a tag or a digest.
+/// Returns whether the name has a tag or a digest.
 fn parse(image: &str) -> Result<bool, InvalidReference> {
     if image.len() == 64 && image.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
         return Err(InvalidReference::Hexadecimal(image.to_owned()));

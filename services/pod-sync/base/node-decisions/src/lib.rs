@@ -11,7 +11,6 @@
 
 // A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "only pod-sync and tests build on this crate")]
 
 pub mod admission;
 pub mod gc;

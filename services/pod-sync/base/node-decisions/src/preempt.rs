@@ -62,8 +62,8 @@ pub fn preemptable(preemptor: &Pod, victim: &Pod) -> bool {
     }
 }
 
-// Greedy by the amounts that would remain to be freed, each resource with the same weight; of equals, the pod
-// that requests less.
+// Greedy by the amounts that would remain to be freed, each resource with the same weight; of equals, the
+// pod that requests less.
 fn choose(mut pods: Vec<&Pod>, mut needs: Vec<Need>) -> Vec<&Pod> {
     let distance = |pod: &Pod, needs: &[Need]| -> f64 {
         needs

@@ -29,6 +29,7 @@ pub struct ShutdownPlan {
 pub struct ShutdownGroup<T> {
     /// Grace period of the whole group, in seconds.
     pub seconds: u64,
+    /// The pods, each of which has at most this grace period.
     pub pods: Vec<T>,
 }
 

@@ -98,7 +98,7 @@ impl Checkpoint {
         }
     }
 
-    // Appends the changes to the journal. Returns false if they are to be written to the file.
+    /// Appends the changes to the journal. Returns false if they are to be written to the file.
     fn record(&mut self) -> bool {
         if self.unrecorded.is_empty() {
             return true;
@@ -420,7 +420,7 @@ impl Allocations {
     }
 }
 
-// Changes are recorded in the journal while the file is written.
+/// Changes are recorded in the journal while the file is written.
 fn write_file(state: &Mutex<State>, which: impl Fn(&mut State) -> &mut Checkpoint) {
     let (path, bytes) = {
         let mut state = state.lock();

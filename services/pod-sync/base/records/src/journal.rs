@@ -51,7 +51,7 @@ fn push_line(bytes: &mut Vec<u8>, line: &Line<&str, Option<&PodResources>>) -> i
     Ok(())
 }
 
-// Returns `None` for a line that was not written completely.
+/// Returns `None` for a line that was not written completely.
 fn parse(line: &[u8]) -> Option<Line<String, Option<PodResources>>> {
     let (sum, json) = line.split_at_checked(CHECKSUM_LENGTH)?;
     if sum != checksum(json).as_bytes() {

@@ -188,8 +188,8 @@ mod tests {
                     std::fs::write(dir.path().join(name), text).unwrap();
                 }
             }
-            let lines = quintlet_telemetry::Lines::default();
-            let log = quintlet_telemetry::capture("test", tracing::Level::INFO, &lines);
+            let lines = quintlet_testkit::logs::Lines::default();
+            let log = quintlet_testkit::logs::capture("test", tracing::Level::INFO, &lines);
             let taken = tracing::dispatcher::with_default(&log, || next(dir.path()));
             assert_eq!(taken, if lock.is_none() && epoch.is_none() || is_logged { NOW + 1 } else { 42 });
             assert_eq!(lines.all().len(), usize::from(is_logged), "{lock:?} {epoch:?} {:?}", lines.all());

@@ -57,7 +57,7 @@ impl WireFile {
         Self { uid_mappings: all.clone(), gid_mappings: all }
     }
 
-    // Returns the range, if it is the same for users and groups and is usable.
+    /// Returns the range, if it is the same for users and groups and is usable.
     fn range(&self) -> Option<Range> {
         let [WireMapping { host_id: first, container_id: 0, length }] = self.uid_mappings[..] else {
             return None;
@@ -219,7 +219,7 @@ impl IdPool {
         Self::of_subids(&users, &ask(&["-g", USER]).map_err(failed)?, pods, ids)
     }
 
-    // Parses the output of getsubids: `0: kubelet 65536 7208960`.
+    /// Parses the output of getsubids: `0: kubelet 65536 7208960`.
     fn of_subids(users: &str, groups: &str, pods: u32, ids: u32) -> Result<Self, IdPoolError> {
         let mut lines = users.lines();
         let range = lines.next().filter(|_| users.trim() == groups.trim() && lines.next().is_none());

@@ -109,7 +109,7 @@ impl PodViews {
         self.has_come(uid);
     }
 
-    // Changes a published view. A view that was removed meanwhile stays removed.
+    /// Changes a published view. A view that was removed meanwhile stays removed.
     fn change(&self, uid: &PodUid, change: impl FnOnce(&PodView) -> Option<PodView>) {
         self.version.send_if_modified(|v| {
             let mut pods = self.pods.write();

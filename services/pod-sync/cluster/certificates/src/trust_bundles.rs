@@ -92,7 +92,7 @@ impl ClusterTrustBundles {
         }
     }
 
-    // Nothing is awaited after the task has started, so a dropped call leaves no second watch.
+    /// Starts the watch. No await follows the start of its task, so a dropped call leaves no second watch.
     async fn open(&self) -> Result<Opened, RequestError> {
         let Some(resource) = served(&self.client, KIND, PLURAL).await? else {
             tracing::info!("API server has no ClusterTrustBundles, not watching");

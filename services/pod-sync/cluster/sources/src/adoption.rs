@@ -21,20 +21,28 @@ use crate::kubelet_uid::{ComputedUids, KubeletVersion};
 /// A sandbox of a static pod, and the containers in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaticSandbox {
+    /// ID of the sandbox in the runtime.
     pub id: String,
+    /// UID in the sandbox's labels.
     pub uid: String,
+    /// Name of the pod in the sandbox's labels.
     pub name: String,
+    /// Namespace in the sandbox's labels.
     pub namespace: String,
+    /// Creation of the sandbox, in nanoseconds since 1970.
     pub created_unix_ns: i64,
+    /// The annotation `kubernetes.io/config.hash`; empty if the sandbox has none.
     pub config_hash: String,
     /// The time at which the node agent first saw the pod, if the sandbox has a valid one.
     pub seen: Option<Timestamp>,
+    /// The newest instance of each container.
     pub containers: Vec<HashedContainer>,
 }
 
 /// A container of a [`StaticSandbox`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HashedContainer {
+    /// Name in the spec.
     pub name: String,
     /// The hash of its definition, empty if the container has none.
     pub hash: String,
@@ -163,7 +171,7 @@ pub fn adopted_uid(
     PodUid::parse(&kept.uid).ok()
 }
 
-// Containers that the manifest does not name have no definition to compare.
+/// Containers that the manifest does not name have no definition to compare.
 fn has_containers_of(sandbox: &StaticSandbox, pod: &Pod) -> bool {
     let Some(spec) = &pod.spec else { return false };
     spec.init_containers.iter().flatten().chain(&spec.containers).all(|container| {

@@ -58,6 +58,7 @@ pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: Ca
             Ok(watcher::Event::Delete(pod)) => pods.take(&key(pod.meta())),
             Err(e) => {
                 log_watch_error("pods", &e);
+                // Both arms only wait.
                 tokio::select! {
                     () = stop.cancelled() => return,
                     () = tokio::time::sleep(RETRY) => continue,
@@ -65,6 +66,7 @@ pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: Ca
             }
         };
         for update in updates {
+            // An update that is not sent is lost with the receiver, which stops as well.
             tokio::select! {
                 () = stop.cancelled() => return,
                 sent = out.send((SourceKind::Api, update)) => if sent.is_err() { return },
@@ -185,6 +187,7 @@ fn removed(uid: &str) -> Option<SourceEvent> {
     PodUid::parse(uid).ok().map(SourceEvent::Removed)
 }
 
+/// The Node as the watch last delivered it.
 pub type SharedNode = Arc<Node>;
 
 /// Node, Services and RuntimeClasses, kept up to date by watches.
@@ -328,6 +331,7 @@ where
     S: futures::Stream<Item = Result<watcher::Event<Lenient<K>>, watcher::Error>> + Unpin,
 {
     loop {
+        // The stream is not read again after a stop.
         let item = tokio::select! {
             () = stop.cancelled() => return None,
             item = stream.next() => item?,
@@ -343,6 +347,7 @@ where
             },
             Err(e) => {
                 log_watch_error(watch, &e);
+                // Both arms only wait.
                 tokio::select! {
                     () = stop.cancelled() => return None,
                     () = tokio::time::sleep(RETRY) => {}

@@ -37,8 +37,11 @@ pub struct Objects {
 
 /// The sources of objects of the API server.
 pub struct ApiSources {
+    /// Client of the API server.
     pub client: kube::Client,
+    /// Node, Services and RuntimeClasses.
     pub view: Arc<ClusterView>,
+    /// ConfigMaps and Secrets of the node's pods.
     pub cache: Arc<ObjectCache>,
 }
 
@@ -163,6 +166,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
+    /// Returns a source of service account tokens. At most [`TOKEN_REQUESTS`] requests are in flight.
     #[must_use]
     pub fn new(client: kube::Client) -> Self {
         Self { client, slots: Semaphore::new(TOKEN_REQUESTS) }

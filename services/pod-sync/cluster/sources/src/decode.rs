@@ -97,8 +97,8 @@ fn documents(bytes: &[u8], origin: ManifestOrigin<'_>, kept: &mut KeptUid<'_>, i
     }
 }
 
-// Returns the documents, and a warning if a key stands twice in a mapping. Its last value counts, as in the
-// kubelet.
+/// Returns the documents, and a warning if a key stands twice in a mapping. Its last value counts, as in the
+/// kubelet.
 fn parse(text: &str) -> Result<(Vec<Value>, Option<String>), String> {
     let read = |duplicate_keys| {
         // `0440` is octal, as in the kubelet.

@@ -130,8 +130,8 @@ fn http_defaults(http: &mut HTTPGetAction) {
     default_text(&mut http.scheme, "HTTP");
 }
 
-// Pod-level resources: huge page limits default to the sum of the containers' limits. CPU and memory requests
-// default to the sum of the containers' requests, or else to the limits.
+// Pod-level resources: huge page limits default to the sum of the containers' limits. CPU and memory
+// requests default to the sum of the containers' requests, or else to the limits.
 fn pod_resources(pod: &mut Pod) {
     let Some(own) = pod.spec.as_mut().and_then(|spec| spec.resources.take()) else { return };
     let set = |list: &Option<BTreeMap<String, Quantity>>| list.as_ref().is_some_and(|l| !l.is_empty());

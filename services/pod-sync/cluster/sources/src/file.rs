@@ -56,6 +56,7 @@ struct Content {
 pub type RemovedFiles = BTreeSet<PathBuf>;
 
 impl ManifestReader {
+    /// Returns a reader of the manifests in a directory, or of a single file. Reads nothing yet.
     #[must_use]
     pub fn new(path: PathBuf, node: String, uids: StaticPodUids) -> Self {
         Self { path, node, uids, last: BTreeMap::new() }
@@ -208,7 +209,7 @@ enum ListError {
     Unreadable(String),
 }
 
-// Returns the path itself if it is a file, or else the files in the directory.
+/// Returns the path itself if it is a file, or else the files in the directory.
 fn files(path: &Path) -> Result<Vec<PathBuf>, ListError> {
     match std::fs::metadata(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(ListError::Missing),

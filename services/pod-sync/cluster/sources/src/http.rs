@@ -48,7 +48,9 @@ fn system_tls() -> ClientConfig {
 /// How servers of manifests are reached.
 #[derive(Debug, Clone)]
 pub struct Transport {
+    /// TLS settings with the node's trust anchors.
     pub tls: ClientConfig,
+    /// Proxies from the environment.
     pub proxies: Proxies,
 }
 
@@ -64,6 +66,7 @@ impl Transport {
 /// The manifest URL of a node.
 #[derive(Debug, Clone)]
 pub struct ManifestUrl {
+    /// An `http` or `https` URL.
     pub url: String,
     /// Headers of each request.
     pub headers: Vec<(String, String)>,

@@ -82,7 +82,7 @@ spec:
     name: etcd-data
 "#;
 
-// Labels without a value, an alias of the host, and capabilities.
+/// Labels without a value, an alias of the host, and capabilities.
 const KUBE_VIP: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -157,7 +157,7 @@ spec:
   - name: run
 "#;
 
-// Tools that are copied from an image, with octal modes and an annotation without a value.
+/// Tools that are copied from an image, with octal modes and an annotation without a value.
 const CILIUM: &str = r#"
 apiVersion: v1
 kind: Pod

@@ -28,6 +28,7 @@ use crate::origin::ManifestOrigin;
 /// A static pod with defaults, before its name, namespace, node, tolerations and annotations are set.
 #[derive(Debug, Clone, Copy)]
 pub struct StaticPod<'a> {
+    /// The pod with its defaults.
     pub pod: &'a Pod,
     /// The resources of the pod as a whole in the manifest, without defaults.
     pub own_resources: Option<&'a ResourceRequirements>,
@@ -115,7 +116,7 @@ impl StaticPod<'_> {
     }
 }
 
-// Returns the hash of what `dump` writes, and of the origin.
+/// Returns the hash of what `dump` writes, and of the origin.
 fn hash(dump: impl FnOnce(&mut Fnv128), origin: ManifestOrigin<'_>) -> String {
     let mut hash = Fnv128::new();
     dump(&mut hash);

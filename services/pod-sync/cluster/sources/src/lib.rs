@@ -12,7 +12,6 @@
 
 // A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "only pod-sync and tests build on this crate")]
 
 pub mod adoption;
 pub mod api;
@@ -91,11 +90,13 @@ impl SourceEvent {
     }
 }
 
+/// An update, with the source that it comes from.
 pub type SourceMessage = (SourceKind, SourceEvent);
 
 /// Updates in flight. A source that waits is only late.
 pub const SOURCE_QUEUE: usize = 4;
 
+/// The end of the queue of updates that sources hold.
 pub type SourceSender = mpsc::Sender<SourceMessage>;
 
 /// Size limit of a manifest file or body, in bytes (`pkg/kubelet/config: maxConfigLength`).

@@ -98,11 +98,13 @@ impl ManifestObjects {
         self.pods.lock().get(uid).map_or(0, |pod| pod.changes)
     }
 
+    /// Returns a ConfigMap from the manifests; `None` if no manifest has it.
     #[must_use]
     pub fn config_map(&self, namespace: &str, name: &str) -> Option<Arc<ConfigMap>> {
         self.inner.read().config_maps.get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 
+    /// Returns a Secret from the manifests; `None` if no manifest has it.
     #[must_use]
     pub fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
         self.inner.read().secrets.get(&(namespace.to_owned(), name.to_owned())).cloned()

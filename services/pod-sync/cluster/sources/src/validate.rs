@@ -255,8 +255,8 @@ fn pod_spec(pod: &Pod, spec: &PodSpec, errors: &mut Errors) {
     }
 }
 
-// Rejects references to objects that only the API server has, as a kubelet does. ConfigMaps and Secrets are
-// allowed here, since they may be among the manifests.
+/// Rejects references to objects that only the API server has, as a kubelet does. ConfigMaps and Secrets are
+/// allowed here, since they may be among the manifests.
 fn api_references(spec: &PodSpec, errors: &mut Errors) {
     if spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty()) {
         errors.plain("spec.resourceClaims", "static pods may not reference resourceclaims");

@@ -50,7 +50,7 @@ struct Fixture {
     signer: TestSigner,
     clock: Clock,
     dir: tempfile::TempDir,
-    log: quintlet_telemetry::Lines,
+    log: quintlet_testkit::logs::Lines,
     _log: tracing::subscriber::DefaultGuard,
 }
 
@@ -72,8 +72,8 @@ impl Running {
 
 impl Fixture {
     async fn new() -> Self {
-        let log = quintlet_telemetry::Lines::default();
-        let capture = quintlet_telemetry::capture("test", tracing::Level::WARN, &log);
+        let log = quintlet_testkit::logs::Lines::default();
+        let capture = quintlet_testkit::logs::capture("test", tracing::Level::WARN, &log);
         let guard = tracing::dispatcher::set_default(&capture);
         let fixture = Self {
             api: TestApi::start().await,

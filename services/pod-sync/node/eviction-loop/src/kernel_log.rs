@@ -30,7 +30,7 @@ pub struct Victim {
 }
 
 impl fmt::Display for Victim {
-    /// The kubelet's text of the event.
+    /// Formats the kubelet's text of the event.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "System OOM encountered, victim process: {}, pid: {}", self.process, self.pid)
     }

@@ -277,7 +277,7 @@ fn pod_usage(
     }
 }
 
-// The hosts file and termination logs.
+/// Measures the hosts file and the termination logs.
 fn own_files(storage: Option<&wire::PodStorage>) -> FileUsage {
     let measured = storage.into_iter().flat_map(|s| [s.hosts, s.termination_logs]).flatten();
     measured.fold(FileUsage::default(), |sum, usage| FileUsage {

@@ -8,6 +8,7 @@ use crate::thresholds::Threshold;
 /// A soft threshold that is crossed no earlier than a hard one, so that it never has an effect.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WithoutEffect {
+    /// The threshold that has no effect.
     pub soft: Threshold,
     /// The hard threshold of the same signal.
     pub hard: Threshold,
@@ -18,6 +19,7 @@ pub struct WithoutEffect {
 /// A threshold that stays crossed whatever is reclaimed: with its minimum reclaim, it is above the capacity.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AboveCapacity {
+    /// The threshold that is always crossed.
     pub threshold: Threshold,
     /// The capacity of its signal.
     pub capacity: Quantity,

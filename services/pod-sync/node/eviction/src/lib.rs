@@ -18,7 +18,6 @@
 //! clock evicts no pod.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 pub mod contradictions;
 pub mod layout;

@@ -13,11 +13,24 @@ use crate::usage::PodUsage;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExceededLimit {
     /// `sizeLimit` of an emptyDir volume.
-    EmptyDir { volume: String, limit: Quantity },
+    EmptyDir {
+        /// Name of the volume.
+        volume: String,
+        /// `sizeLimit` of the volume.
+        limit: Quantity,
+    },
     /// Sum of the ephemeral-storage limits of the pod.
-    Pod { limit: Quantity },
+    Pod {
+        /// Sum of the limits of the containers.
+        limit: Quantity,
+    },
     /// Ephemeral-storage limit of a container.
-    Container { container: String, limit: Quantity },
+    Container {
+        /// Name of the container.
+        container: String,
+        /// Limit of the container.
+        limit: Quantity,
+    },
 }
 
 impl ExceededLimit {

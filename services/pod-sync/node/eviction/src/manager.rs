@@ -41,7 +41,9 @@ pub struct EvictionSettings {
 /// Input of a round: the state of the node and its pods.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
+    /// Available amount of each signal that could be measured.
     pub observations: Observations,
+    /// Usage of the measured pods, by UID.
     pub usages: PodUsages,
     /// Pods that have not terminated, measured or not.
     pub candidates: Vec<Candidate>,
@@ -50,6 +52,7 @@ pub struct Snapshot {
 /// A pod to evict.
 #[derive(Debug, Clone)]
 pub struct Eviction {
+    /// The pod.
     pub candidate: Candidate,
     /// Longest grace period, in seconds.
     pub grace: i64,
@@ -94,6 +97,7 @@ impl Reclaiming {
 /// Actions of a round.
 #[derive(Debug, Clone)]
 pub enum Decision {
+    /// No threshold is crossed, or what was reclaimed suffices.
     Nothing,
     /// Evict these pods for their own limits.
     EvictForLimits(Vec<Eviction>),

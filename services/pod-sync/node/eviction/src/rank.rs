@@ -18,9 +18,11 @@ type Key = (bool, bool, i32, Reverse<Quantity>);
 pub struct RankFacts {
     /// The pod has statistics. Without them, `used` and `request` are zero.
     pub is_measured: bool,
+    /// Usage of the signal's resource.
     pub used: Quantity,
     /// The pod's request; zero for resources without requests.
     pub request: Quantity,
+    /// `spec.priority`; pods with lower ones are evicted first.
     pub priority: i32,
     /// The pod uses more than it requested. Always true for process IDs.
     pub exceeds_request: bool,

@@ -14,6 +14,7 @@ use crate::usage::{Candidate, Observation};
 /// The pressure of the node. Times are those of `CLOCK_BOOTTIME`.
 #[derive(Debug, Clone)]
 pub struct Report {
+    /// The three conditions of pressure.
     pub conditions: Vec<ConditionReport>,
     /// All signals, in the order in which they are relieved.
     pub signals: Vec<SignalReport>,
@@ -22,6 +23,7 @@ pub struct Report {
 /// A condition of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConditionReport {
+    /// Type of the condition of the Node.
     pub condition: PressureCondition,
     /// When one of its thresholds was crossed last; `None` for a condition that is false.
     pub last_crossed: Option<Duration>,
@@ -32,9 +34,11 @@ pub struct ConditionReport {
 /// A signal with its thresholds.
 #[derive(Debug, Clone)]
 pub struct SignalReport {
+    /// The measured signal.
     pub signal: Signal,
     /// `None` if it could not be measured.
     pub observation: Option<Observation>,
+    /// Configured thresholds of the signal, hard ones and soft ones.
     pub thresholds: Vec<ThresholdReport>,
     /// Resources that the node reclaims before it evicts a pod.
     pub reclaims: &'static [Reclaim],
@@ -45,6 +49,7 @@ pub struct SignalReport {
 /// A threshold over time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ThresholdReport {
+    /// The threshold as it is configured.
     pub threshold: Threshold,
     /// Start of the crossing; `None` if the threshold is not crossed.
     pub since: Option<Duration>,

@@ -279,7 +279,7 @@ fn statements(texts: &[(String, String)]) -> Result<Vec<Threshold>, ThresholdErr
     parsed.filter_map(Result::transpose).collect()
 }
 
-// Returns `None` for a signal that is switched off.
+/// Returns `None` for a signal that is switched off.
 fn statement(name: &str, text: &str) -> Result<Option<Threshold>, ThresholdError> {
     let signal = Signal::parse(name).ok_or_else(|| ThresholdError::Signal(name.to_owned()))?;
     if matches!(text, "0%" | "100%") {

@@ -16,12 +16,15 @@ use crate::signal::{Resource, Signal};
 /// Available amount of a signal's resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Observation {
+    /// Amount that may still be used: bytes, inodes or process IDs.
     pub available: Quantity,
+    /// Total amount, in the same unit.
     pub capacity: Quantity,
     /// When it was measured, on `CLOCK_BOOTTIME`.
     pub at: Duration,
 }
 
+/// The last observation of each signal; signals that could not be measured are absent.
 pub type Observations = BTreeMap<Signal, Observation>;
 
 impl Observation {
@@ -45,7 +48,9 @@ impl Observation {
 /// Bytes and inodes of a part of a file system. `None`: not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FileUsage {
+    /// Bytes on disk.
     pub bytes: Option<i64>,
+    /// Inodes, directories included.
     pub inodes: Option<i64>,
 }
 
@@ -67,7 +72,9 @@ pub struct ContainerUsage {
     pub name: String,
     /// Working set of its memory, in bytes.
     pub working_set: Option<i64>,
+    /// Files that the container wrote over its image.
     pub writable_layer: FileUsage,
+    /// The container's log with its rotated files.
     pub logs: FileUsage,
 }
 
@@ -82,6 +89,7 @@ pub struct PodUsage {
     pub ephemeral_storage: Option<i64>,
     /// The pod's hosts file and termination logs, which its containers may write.
     pub own_files: FileUsage,
+    /// Usage of each running container.
     pub containers: Vec<ContainerUsage>,
     /// Volumes of the pod with statistics, by name.
     pub volumes: BTreeMap<String, FileUsage>,
@@ -130,7 +138,8 @@ pub fn disk_usage(pod: &Pod, usage: &PodUsage, files: &[Files], resource: Resour
     files.iter().map(measured).fold(0_i64, i64::saturating_add)
 }
 
-// As `localVolumeNames`. The kubelet names host paths, too, which have no statistics.
+/// Returns whether a volume is on the node's disk (`localVolumeNames`). The kubelet counts host paths, too,
+/// which have no statistics.
 fn is_local(volume: &k8s_openapi::api::core::v1::Volume) -> bool {
     let is_on_disk =
         volume.empty_dir.as_ref().is_some_and(|dir| dir.medium.as_deref().unwrap_or_default().is_empty());

@@ -338,7 +338,7 @@ fn file_name(name: &str) -> String {
     format!("sha256-{}", hex::encode(sha2::Sha256::digest(name)))
 }
 
-// As Go writes it: one line.
+/// Formats JSON as Go does: one line.
 fn write(path: &Path, file: &impl Serialize) -> io::Result<()> {
     let json = serde_json::to_string(file).map_err(io::Error::other)?;
     let json = format!("{}\n", quintlet_model::hash::escape_as_go(&json));

@@ -114,10 +114,13 @@ fn unusable(ip: IpAddr) -> Option<&'static str> {
 /// The configured node IPs are neither one address nor one of each family.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressesError {
+    /// Two addresses of IPv4, or two of IPv6.
     #[error("node IPs {0} and {1} are of one family: want one, or one of each family")]
     SameFamily(IpAddr, IpAddr),
+    /// One of two addresses is `0.0.0.0` or `::`.
     #[error("node IPs {0} and {1}: the unspecified address must be the only one")]
     Unspecified(IpAddr, IpAddr),
+    /// More than two addresses. With their number.
     #[error("{0} node IPs: want one, or one of each family")]
     TooMany(usize),
 }

@@ -41,28 +41,55 @@ pub struct MachineRules {
 /// The machine does not fulfil the configuration. The texts are those of the kubelet.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
+    /// The machine has cgroup v1, and `failCgroupV1` is on.
     #[error(
         "kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is unsupported and will be removed in a \
          future release"
     )]
     CgroupV1,
+    /// The machine swaps, and `failSwapOn` is on.
     #[error("running with swap on is not supported, please disable swap or set --fail-swap-on flag to false")]
     SwapOn,
+    /// The list of swap areas cannot be read.
     #[error("failed to determine if swap is on: {}: {source}", path.display())]
-    Swaps { path: PathBuf, source: io::Error },
+    Swaps {
+        /// Path of the list.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// `memorySwap.swapBehavior: LimitedSwap` on cgroup v1.
     #[error("swap feature is enabled and LimitedSwap but it is only supported with cgroupv2")]
     LimitedSwap,
+    /// Kernel tunables are wrong, and `protectKernelDefaults` is on.
     #[error("{}", aggregate(wrong))]
-    Tunables { wrong: Vec<TunableError> },
+    Tunables {
+        /// Each tunable that differs, or cannot be read.
+        wrong: Vec<TunableError>,
+    },
 }
 
 /// A kernel tunable is wrong and stays so.
 #[derive(Debug, thiserror::Error)]
 pub enum TunableError {
+    /// The value differs, and may not be changed.
     #[error("invalid kernel flag: {name}, expected value: {expected}, actual value: {actual}")]
-    Wrong { name: &'static str, expected: i64, actual: i64 },
+    Wrong {
+        /// Name of the tunable, as sysctl has it.
+        name: &'static str,
+        /// The value that the kubelet requires.
+        expected: i64,
+        /// The value of the machine.
+        actual: i64,
+    },
+    /// The file below `/proc/sys` cannot be read or written.
     #[error("kernel flag {name} cannot be read or set")]
-    File { name: &'static str, source: io::Error },
+    File {
+        /// Name of the tunable, as sysctl has it.
+        name: &'static str,
+        /// The error of the operating system.
+        source: io::Error,
+    },
 }
 
 /// Formats errors as `k8s.io/apimachinery/pkg/util/errors: aggregate` does.
@@ -74,7 +101,9 @@ fn aggregate(errors: &[TunableError]) -> String {
 /// A property of the machine that an event of the Node reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MachineWarning {
+    /// Reason of the event.
     pub reason: &'static str,
+    /// Message of the event.
     pub message: &'static str,
 }
 

@@ -88,6 +88,7 @@ impl NodeCgroups {
             return;
         }
         loop {
+            // Both arms only wait.
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(PERIOD) => {}

@@ -9,12 +9,11 @@ use k8s_openapi::api::core::v1::{
     NodeSystemInfo,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use pod_sync_layout::NodeSettings;
+use pod_sync_layout::{NodeSettings, RuntimeState};
 use quintlet_model::kubernetes::KUBELET_VERSION;
 
 use crate::resources::{allocatable, capacity, swap_bytes};
 use crate::{machine, status};
-use pod_sync_layout::RuntimeState;
 
 /// Label of a Node on a machine that has a kubelet, too. It keeps the chart's DaemonSets off that Node.
 const BESIDE_KUBELET: &str = "quintlet.dev/beside-kubelet";

@@ -8,7 +8,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{ContainerImage, Node, NodeCondition, NodeStatus};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use pod_sync_clients::{Pleg, SERVICE_RETRY, Statuses};
-use pod_sync_layout::{ExtendedResources, NodeSettings};
+use pod_sync_layout::{ExtendedResources, NodeSettings, RuntimeState};
 use pod_sync_node_decisions::admission::PressureCondition;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task::{self, blocking};
@@ -19,7 +19,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::object::{addresses, managed_node};
 use crate::status;
-use pod_sync_layout::RuntimeState;
 
 /// Longest interval between reports; status-reporter treats a report as stale after 30 s.
 const REPORT_PERIOD: Duration = Duration::from_secs(10);
@@ -34,6 +33,7 @@ const SHUTTING_DOWN: &str = "node is shutting down";
 /// State of the node that changes while pod-sync runs.
 #[derive(Debug)]
 pub struct NodeChannels {
+    /// Identity and conditions of the container runtime.
     pub runtime: watch::Receiver<RuntimeState>,
     /// Whether the machine is about to shut down.
     pub shutting_down: watch::Receiver<bool>,
@@ -90,14 +90,14 @@ impl<R: Fn(&RuntimeState) -> Node + Send + Sync + 'static> Machine<R> {
 pub async fn report_node(
     settings: NodeSettings,
     labels: BTreeMap<String, String>,
-    inputs: NodeChannels,
+    channels: NodeChannels,
     pleg: Arc<Pleg>,
     statuses: Arc<Statuses>,
     clock: Clock,
     stop: CancellationToken,
 ) {
     let NodeChannels { mut runtime, mut shutting_down, mut images, mut ips, mut pressure, mut devices } =
-        inputs;
+        channels;
     let settings = Arc::new(settings);
     let read = Arc::clone(&settings);
     // Blocks: `Machine` calls it on a blocking thread.

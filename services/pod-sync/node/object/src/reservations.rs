@@ -13,16 +13,34 @@ pub const RESERVABLE: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "pid"];
 pub enum ReservationError {
     /// The resource is not one of [`RESERVABLE`].
     #[error("{name} cannot be reserved, want {}", RESERVABLE.join(", "))]
-    Resource { name: String },
+    Resource {
+        /// Name of the resource.
+        name: String,
+    },
     /// The amount is not a quantity.
     #[error("reservation of {resource}: {source}")]
-    Amount { resource: String, source: InvalidQuantity },
+    Amount {
+        /// Name of the resource.
+        resource: String,
+        /// The error of the parser.
+        source: InvalidQuantity,
+    },
     /// `reservedSystemCPUs` is malformed.
     #[error("unable to parse reserved-cpus list: {list:?} {source}")]
-    Cpus { list: String, source: InvalidCpuList },
+    Cpus {
+        /// The list in the configuration.
+        list: String,
+        /// The error of the parser.
+        source: InvalidCpuList,
+    },
     /// `reservedSystemCPUs` has a CPU that is not online.
     #[error("reserved-cpus: {reserved} is not a subset of online-cpus: {online}")]
-    NotOnline { reserved: CpuList, online: CpuList },
+    NotOnline {
+        /// The reserved CPUs.
+        reserved: CpuList,
+        /// The CPUs that are online.
+        online: CpuList,
+    },
 }
 
 /// The fields of the configuration that reserve resources.
@@ -48,6 +66,7 @@ pub struct Reservations {
 pub struct EnforcedReservation {
     /// `systemReservedCgroup` or `kubeReservedCgroup`.
     pub cgroup: String,
+    /// The limits, which are those of a pod with the reserved amounts.
     pub limits: PodCgroup,
     /// Start of the message if the limits cannot be written.
     pub failure: &'static str,

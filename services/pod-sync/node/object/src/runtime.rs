@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pod_sync_clients::{CallError, Runtime};
-use pod_sync_layout::HandlerFeatures;
+use pod_sync_layout::{HandlerFeatures, RuntimeState};
 use quintlet_cgroups::Cgroups;
 use quintlet_kit::clock::Clock;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::node_cgroups::{EnforcementError, NodeCgroups};
-use pod_sync_layout::RuntimeState;
 
 /// Interval between polls of the runtime's Status (pkg/kubelet/kubelet.go: updateRuntimeUp).
 const STATUS_PERIOD: Duration = Duration::from_secs(5);

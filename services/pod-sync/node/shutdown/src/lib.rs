@@ -21,8 +21,7 @@ use pod_sync_clients::{EventType, Events};
 use pod_sync_metrics::PodMetrics;
 use pod_sync_node_decisions::shutdown::{ShutdownGroup, ShutdownPlan};
 use quintlet_kit::backoff::Backoff;
-use quintlet_kit::clock::FAR;
-use quintlet_kit::clock::{Clock, bounded};
+use quintlet_kit::clock::{Clock, FAR, bounded};
 use quintlet_kit::task::blocking;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -127,7 +126,7 @@ pub async fn run<P: Pods>(
     }
 }
 
-// Runs from a connection to logind until it breaks.
+/// Runs from a connection to logind until it breaks.
 async fn session<P: Pods>(
     pods: &P,
     node: &ShutdownContext,

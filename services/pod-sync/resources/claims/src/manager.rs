@@ -622,7 +622,7 @@ impl Shared {
         .await;
     }
 
-    // Follows the health of devices until the registration ends.
+    /// Follows the health of devices until the registration ends.
     async fn follow_health(&self, plugin: &DriverPlugin, version: HealthVersion) {
         loop {
             // A report that is dropped belongs to a registration that has ended.
@@ -641,6 +641,7 @@ impl Shared {
                 Err(error) => tracing::info!(driver = plugin.driver, %error, "stream of device health ended"),
                 Ok(()) => {}
             }
+            // Both arms only wait.
             tokio::select! {
                 () = tokio::time::sleep(HEALTH_RETRY) => {}
                 () = plugin.ended.cancelled() => return,

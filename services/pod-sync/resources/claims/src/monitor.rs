@@ -23,13 +23,14 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(crate) async fn watch(path: &Path, stop: &CancellationToken, mut report: impl FnMut(bool)) {
     loop {
         let end = CancellationToken::new();
-        // Each arm only ends the wait: dropping a connection in progress closes it.
+        // Dropping a connection in progress closes it.
         let connected = tokio::select! {
             connected = connect(path, end.clone()) => connected,
             () = stop.cancelled() => return,
         };
         if let Ok(channel) = connected {
             report(true);
+            // Both arms only wait.
             tokio::select! {
                 () = end.cancelled() => {}
                 () = stop.cancelled() => return,
@@ -37,6 +38,7 @@ pub(crate) async fn watch(path: &Path, stop: &CancellationToken, mut report: imp
             drop(channel);
             report(false);
         }
+        // Both arms only wait.
         tokio::select! {
             () = tokio::time::sleep(RETRY) => {}
             () = stop.cancelled() => return,

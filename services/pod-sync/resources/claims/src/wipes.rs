@@ -37,6 +37,8 @@ impl Claims {
             let Some(driver) = due else {
                 let next = self.shared.state.lock().plugins.next_wipe();
                 let wait = next.map_or(CHECK, |next| next.saturating_sub(now));
+                // Both arms only wait. `changed` was made before the state was read, so that no change is
+                // missed.
                 tokio::select! {
                     () = changed => {}
                     () = sleep(wait) => {}

@@ -80,6 +80,7 @@ pub enum Access {
     Mount {
         /// File system; empty for the driver's default.
         fs_type: String,
+        /// Mount options of the PersistentVolume, or of its StorageClass.
         options: Vec<String>,
         /// fsGroup, if the driver applies it.
         group: Option<i64>,
@@ -91,14 +92,19 @@ pub enum Access {
 /// Arguments of NodeStageVolume and NodePublishVolume, apart from paths.
 #[derive(Debug, Clone)]
 pub struct MountCall<'a> {
+    /// ID of the volume in its storage system.
     pub handle: &'a str,
     /// Metadata of the attachment.
     pub publish_context: &'a BTreeMap<String, String>,
     /// Attributes of the volume.
     pub attributes: BTreeMap<String, String>,
+    /// File system or block device.
     pub access: Access,
+    /// Access mode, which the driver may check against its capabilities.
     pub mode: AccessMode,
+    /// Content of the referenced Secret; empty if there is none.
     pub secrets: &'a Secrets,
+    /// Capabilities of the driver, which decide on optional fields.
     pub capabilities: Capabilities,
     /// The volume is of an in-tree type that the driver replaced.
     pub migrated: bool,
@@ -107,6 +113,7 @@ pub struct MountCall<'a> {
 /// Arguments of NodeExpandVolume.
 #[derive(Debug, Clone)]
 pub struct ExpandCall<'a> {
+    /// ID of the volume in its storage system.
     pub handle: &'a str,
     /// Publish path of the volume.
     pub path: &'a Path,
@@ -114,9 +121,13 @@ pub struct ExpandCall<'a> {
     pub staging: Option<&'a Path>,
     /// Requested size in bytes.
     pub bytes: i64,
+    /// File system or block device.
     pub access: Access,
+    /// Access mode of the volume.
     pub mode: AccessMode,
+    /// Content of `nodeExpandSecretRef`; empty if there is none.
     pub secrets: &'a Secrets,
+    /// Capabilities of the driver, which decide on optional fields.
     pub capabilities: Capabilities,
     /// The volume is of an in-tree type that the driver replaced.
     pub migrated: bool,
@@ -127,14 +138,18 @@ pub struct ExpandCall<'a> {
 pub struct Usage {
     /// Available to unprivileged users.
     pub available: i64,
+    /// Capacity, as the driver reports it.
     pub total: i64,
+    /// Used amount, as the driver reports it.
     pub used: i64,
 }
 
 /// Statistics of a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VolumeStats {
+    /// Usage in bytes; `None` if the driver does not report it.
     pub bytes: Option<Usage>,
+    /// Usage in inodes; `None` if the driver does not report it.
     pub inodes: Option<Usage>,
 }
 
@@ -143,7 +158,9 @@ pub struct VolumeStats {
 pub struct HealthEntry {
     /// `VolumeHealthErrorType`; may be of a later version of CSI.
     pub status: i32,
+    /// The driver's code, in CamelCase.
     pub reason: String,
+    /// The driver's description, for people.
     pub message: String,
 }
 
@@ -152,7 +169,9 @@ pub struct HealthEntry {
 pub struct StorageEntry {
     /// `StorageHealthErrorType`; may be of a later version of CSI.
     pub status: i32,
+    /// The driver's code, in CamelCase.
     pub reason: String,
+    /// The driver's description, for people.
     pub message: String,
     /// Access mode of the affected volumes; `None` for all modes, and for one that the API does not have.
     pub mode: Option<AccessMode>,
@@ -172,6 +191,7 @@ impl From<StorageBackendHealth> for StorageEntry {
 /// Arguments of NodeGetVolumeHealth.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthCall {
+    /// ID of the volume in its storage system.
     pub handle: String,
     /// Path at which the volume is published, certainly or possibly.
     pub published: Option<PathBuf>,
@@ -186,6 +206,7 @@ pub enum ExpansionFailure {
     InUse,
     /// The size or volume is impossible: retries are slow.
     Infeasible,
+    /// Any other failure. The expansion is retried with the back-off of its volume.
     Other,
 }
 

@@ -17,6 +17,7 @@ use crate::version::{self, Version};
 /// A registered driver.
 #[derive(Debug, Clone)]
 pub struct Driver {
+    /// Name of the registration, which is the driver name in volumes.
     pub name: String,
     /// Highest supported version of CSI.
     pub version: Version,
@@ -24,6 +25,7 @@ pub struct Driver {
     pub endpoint: PathBuf,
     /// The driver's description of the node.
     pub node: NodeInfo,
+    /// Client of the endpoint.
     pub client: DriverClient,
     /// Socket of the registration.
     socket: PathBuf,
@@ -152,7 +154,7 @@ impl Drivers {
     }
 }
 
-/// The registration with the highest version.
+/// Returns the registration with the highest version.
 fn current(drivers: &[Arc<Driver>]) -> Option<&Arc<Driver>> {
     drivers.iter().max_by(|a, b| a.version.cmp(&b.version))
 }

@@ -34,7 +34,12 @@ pub enum CsiError {
     Refused(String),
     /// The driver does not have a capability that the operation needs.
     #[error("{operation} is not supported by the CSI driver {driver}")]
-    Unsupported { operation: &'static str, driver: String },
+    Unsupported {
+        /// Name of the operation.
+        operation: &'static str,
+        /// Name of the driver.
+        driver: String,
+    },
     /// The driver does not name this node.
     #[error("driverNodeID must not be empty")]
     NoNodeId,
@@ -43,10 +48,22 @@ pub enum CsiError {
     Volume(#[from] crate::paths::PathError),
     /// A file or directory could not be read or changed.
     #[error("failed to {action} {}", .path.display())]
-    File { action: &'static str, path: PathBuf, source: io::Error },
+    File {
+        /// The failed action, a verb.
+        action: &'static str,
+        /// Path of the file or directory.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
     /// The driver reported success, but its mount is still there. Nothing below it was removed.
     #[error("{} is still mounted after {call} succeeded, nothing was removed", .path.display())]
-    StillMounted { path: PathBuf, call: &'static str },
+    StillMounted {
+        /// Path of the mount.
+        path: PathBuf,
+        /// Name of the call that succeeded.
+        call: &'static str,
+    },
     /// Pods have the volume, so its device stays mounted.
     #[error(
         "the device mount path {:?} is still mounted by other references [{}]",
@@ -54,6 +71,7 @@ pub enum CsiError {
         .mounts.join(" ")
     )]
     InUse {
+        /// Staging path of the volume.
         path: PathBuf,
         /// The mounts of pods.
         mounts: Vec<String>,
@@ -72,6 +90,7 @@ pub enum CsiError {
         step: String,
         /// Certainty about the volume's state.
         certainty: Certainty,
+        /// The error of the step.
         source: Box<Self>,
     },
 }

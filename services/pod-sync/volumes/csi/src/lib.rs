@@ -14,7 +14,6 @@
 //! this crate only.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 pub mod block;
 pub mod client;

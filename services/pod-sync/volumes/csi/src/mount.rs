@@ -46,11 +46,13 @@ pub(crate) use step;
 /// Arguments of [`Mounter::stage`].
 #[derive(Debug, Clone)]
 pub struct Stage {
+    /// The volume to stage.
     pub volume: Volume,
     /// Metadata of the attachment.
     pub publish_context: BTreeMap<String, String>,
     /// Content of `nodeStageSecretRef`.
     pub secrets: Secrets,
+    /// `fsGroup` of the pod, which the driver or the node agent applies.
     pub fs_group: Option<i64>,
     /// SELinux label to mount with, if the driver supports it.
     pub selinux_label: Option<String>,
@@ -91,6 +93,7 @@ pub struct Published {
 /// Arguments of [`Mounter::expand`].
 #[derive(Debug, Clone)]
 pub struct Expand {
+    /// The volume to expand.
     pub volume: Volume,
     /// UID of a pod that has the volume.
     pub pod: String,
@@ -484,7 +487,7 @@ fn file_system(
     Access::Mount { fs_type: volume.fs_type.clone(), options: volume.options(selinux_label), group }
 }
 
-/// The directory of a mount point, which has the metadata file.
+/// Returns the directory of a mount point, which has the metadata file.
 fn parent(path: &Path) -> PathBuf {
     path.parent().unwrap_or(path).to_owned()
 }

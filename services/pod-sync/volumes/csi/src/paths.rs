@@ -22,7 +22,12 @@ pub enum PathError {
     Missing(&'static str),
     /// The field would lead out of its directory.
     #[error("{field} {value:?} cannot be part of a path")]
-    Unsafe { field: &'static str, value: String },
+    Unsafe {
+        /// Name of the field.
+        field: &'static str,
+        /// Content of the field, which would lead out of the directory.
+        value: String,
+    },
 }
 
 /// Checks a value that becomes one component of a path.
@@ -36,7 +41,8 @@ fn component<'a>(field: &'static str, value: &'a str) -> Result<&'a str, PathErr
     Ok(value)
 }
 
-/// The name of a volume in paths: the pod's name of an inline volume, or the name of the PersistentVolume.
+/// Returns the name of a volume in paths: the pod's name of an inline volume, or the name of the
+/// PersistentVolume.
 fn spec_name(name: &str) -> Result<String, PathError> {
     let escaped = name.replace('/', "~");
     component("volume name", &escaped)?;

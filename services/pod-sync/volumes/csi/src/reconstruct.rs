@@ -12,6 +12,7 @@ use crate::volume_data::VolumeData;
 /// A volume directory.
 #[derive(Debug)]
 pub struct VolumeDir {
+    /// The directory.
     pub path: PathBuf,
     /// The metadata; `None` if the process ended before it was written, or after it was removed.
     pub data: Result<Option<VolumeData>, CsiError>,
@@ -24,6 +25,7 @@ pub struct FoundInPod {
     pub pod: String,
     /// Name of the directory: the volume's name with `~` for `/`.
     pub name: String,
+    /// The directory with its metadata.
     pub found: VolumeDir,
 }
 
@@ -112,7 +114,8 @@ pub fn staged_blocks(root: &Root) -> io::Result<Vec<FoundBlock>> {
     Ok(volumes)
 }
 
-/// The directories in a directory, sorted. Links are skipped. A directory that does not exist is empty.
+/// Returns the directories in a directory, sorted. Links are skipped. A directory that does not exist is
+/// empty.
 fn directories(dir: &Path) -> io::Result<Vec<PathBuf>> {
     entries(dir, |kind| kind.is_dir())
 }

@@ -18,10 +18,20 @@ pub enum VersionError {
     Short(String),
     /// The first number begins with a zero.
     #[error("illegal zero-prefixed version component {component:?} in {version:?}")]
-    ZeroPrefixed { component: String, version: String },
+    ZeroPrefixed {
+        /// The component of the version.
+        component: String,
+        /// The whole version.
+        version: String,
+    },
     /// A number is too large.
     #[error("illegal non-numeric version component {component:?} in {version:?}: value out of range")]
-    TooLarge { component: String, version: String },
+    TooLarge {
+        /// The component of the version.
+        component: String,
+        /// The whole version.
+        version: String,
+    },
     /// No version is 0.x or 1.x.
     #[error("could not find a highest supported version from versions ({versions}) reported: {cause}")]
     NoneSupported {

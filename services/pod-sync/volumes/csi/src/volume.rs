@@ -157,9 +157,13 @@ pub fn agent_applies_fs_group(volume: &Volume, fs_group: Option<i64>, policy: Fs
 /// The pod that a volume is published to, for drivers with `podInfoOnMount`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodInfo {
+    /// Name of the pod.
     pub name: String,
+    /// Namespace of the pod.
     pub namespace: String,
+    /// UID of the pod.
     pub uid: String,
+    /// `spec.serviceAccountName`.
     pub service_account: String,
 }
 

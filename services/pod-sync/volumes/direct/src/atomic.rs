@@ -135,7 +135,7 @@ pub(crate) fn write(
     Ok(true)
 }
 
-// The directory that `..data` points to; `None` for a link with a foreign target.
+/// Returns the directory that `..data` points to; `None` for a link with a foreign target.
 fn current(data: &Path) -> Option<PathBuf> {
     let target = fs::read_link(data).ok()?;
     let plain = target.components().count() == 1 && target.to_string_lossy().starts_with("..");
@@ -254,7 +254,7 @@ fn remove_visible(volume: &Path, files: &BTreeMap<PathBuf, &FileProjection>) -> 
     Ok(())
 }
 
-// Removes earlier versions, including those of a crash. A failed removal is repeated by the next write.
+/// Removes earlier versions, including those of a crash. A failed removal is repeated by the next write.
 fn remove_stale(volume: &Path, keep: &Path) {
     for entry in fs::read_dir(volume).into_iter().flatten().flatten() {
         let name = entry.file_name();

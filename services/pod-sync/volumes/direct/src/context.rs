@@ -16,6 +16,7 @@ pub struct VolumeContext {
     pub tokens: Option<Arc<dyn TokenSource>>,
     /// Certificates of ClusterTrustBundles; `None` without an API server, and while the feature gate is off.
     pub trust_anchors: Option<Arc<dyn TrustAnchors>>,
+    /// Directories and settings of the node.
     pub node: Arc<NodeSettings>,
     /// Wall time, for the names of versions and the expiry of tokens.
     pub now: Timestamp,

@@ -28,8 +28,11 @@ impl fmt::Display for VolumeStep {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{step} failed for volume {volume:?} : {problem}")]
 pub struct VolumeFailure {
+    /// Name of the volume in the pod.
     pub volume: String,
+    /// The step that failed.
     pub step: VolumeStep,
+    /// Text of the error with its sources.
     pub problem: String,
 }
 
@@ -39,6 +42,8 @@ pub struct VolumeFailure {
 pub struct TearDownError {
     /// The failed operation.
     pub what: &'static str,
+    /// Path of the file or directory.
     pub path: String,
+    /// The error of the operating system.
     pub source: io::Error,
 }

@@ -12,6 +12,7 @@ use crate::teardown::SUPPORTED_PLUGINS;
 /// A volume of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FoundVolume {
+    /// UID in the path of the pod's directory.
     pub pod: PodUid,
     /// Name of the plugin, such as `kubernetes.io/configmap`.
     pub plugin: String,

@@ -9,6 +9,7 @@ use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags};
 /// A line of `/proc/self/mountinfo`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountEntry {
+    /// Mount point, with escapes decoded.
     pub path: PathBuf,
     /// File system type, for example `tmpfs` or `hugetlbfs`.
     pub fs_type: String,

@@ -269,7 +269,7 @@ fn found<T>(object: Result<T, ObjectError>, optional: bool) -> Result<Option<T>,
     }
 }
 
-// Returns the name of the field that is set, as in the API.
+/// Returns the name of the field that is set, as in the API.
 fn unsupported_kind(volume: &Volume) -> String {
     let fields = serde_json::to_value(volume).ok();
     fields

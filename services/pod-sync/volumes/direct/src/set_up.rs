@@ -13,6 +13,7 @@ pub enum SetUp {
     Stale(VolumeFailure),
     /// The volume is not ready.
     Failed {
+        /// The reason.
         failure: VolumeFailure,
         /// Directories, files or a mount may be left.
         is_partial: bool,

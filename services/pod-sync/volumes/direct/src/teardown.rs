@@ -25,7 +25,7 @@ fn failed<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> T
     move |source| TearDownError { what, path: path.display().to_string(), source }
 }
 
-// Mounts below a directory, relative to it and newest first.
+/// Mounts below a directory, relative to it and newest first.
 struct Mounts<'a> {
     root: &'a Path,
     below: Vec<PathBuf>,
@@ -208,7 +208,7 @@ fn unmount_stack(path: &Path, table: &dyn MountTable) -> Result<(), NeedsTable> 
     Err(NeedsTable)
 }
 
-// Returns whether there was a mount.
+/// Returns whether there was a mount.
 fn unmount(mounts: &Mounts<'_>, dir: &Path) -> Result<bool, TearDownError> {
     let mut any = false;
     for path in mounts.within(dir) {
@@ -221,7 +221,7 @@ fn unmount(mounts: &Mounts<'_>, dir: &Path) -> Result<bool, TearDownError> {
     Ok(any)
 }
 
-// Removes a tree without crossing a mount. A mount below it, even one that appears meanwhile, is an error.
+/// Removes a tree without crossing a mount. A mount below it, even one that appears meanwhile, is an error.
 fn remove_tree(mounts: &Mounts<'_>, dir: &Path) -> Result<(), TearDownError> {
     if let Some(mount) = mounts.within(dir).next() {
         return Err(failed("refusing to remove below the mount", &mount)(io::ErrorKind::ResourceBusy.into()));
@@ -265,15 +265,32 @@ fn remove_skeleton(dir: &Path, levels: u32) -> Result<(), TearDownError> {
 pub enum OrphanError {
     /// A mount may remain. Retried later without an event.
     #[error("orphaned pod {uid:?} found, but volumes are still mounted at {path}")]
-    Mounted { uid: String, path: PathBuf },
+    Mounted {
+        /// UID of the pod.
+        uid: String,
+        /// Path of a volume that may be mounted.
+        path: PathBuf,
+    },
     /// A volume directory has content of an unknown plugin, which must not be deleted.
     #[error("orphaned pod {uid:?} found, but failed to rmdir() volume at path {path}: {source}")]
-    Volume { uid: String, path: PathBuf, source: io::Error },
+    Volume {
+        /// UID of the pod.
+        uid: String,
+        /// Path of the volume's directory.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
     /// The directory could not be removed.
     #[error(
         "orphaned pod {uid:?} found, but error occurred when trying to remove the pod directory: {source}"
     )]
-    Rest { uid: String, source: TearDownError },
+    Rest {
+        /// UID of the pod.
+        uid: String,
+        /// The error of the removal.
+        source: TearDownError,
+    },
 }
 
 fn uid_of(pod_dir: &Path) -> String {

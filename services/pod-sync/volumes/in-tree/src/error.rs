@@ -8,7 +8,12 @@ use std::path::{Path, PathBuf};
 pub enum Error {
     /// A field of the volume is empty or cannot be part of a path.
     #[error("{field} {value:?} cannot be part of a path")]
-    Name { field: &'static str, value: String },
+    Name {
+        /// Name of the field.
+        field: &'static str,
+        /// Content of the field, which is empty or would lead out of the directory.
+        value: String,
+    },
     /// A `local` volume without a path.
     #[error("local volume source is nil or local path is not set")]
     NoPath,
@@ -38,19 +43,40 @@ pub enum Error {
     Server(String),
     /// A file or directory could not be read or changed.
     #[error("failed to {action} {}: {source}", .path.display())]
-    File { action: &'static str, path: PathBuf, source: io::Error },
+    File {
+        /// The failed action, a verb.
+        action: &'static str,
+        /// Path of the file or directory.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
     /// mount(8) failed.
     #[error(
         "mount failed: {cause}\nMounting command: mount\nMounting arguments: {arguments}\nOutput: {output}"
     )]
-    Mount { cause: String, arguments: String, output: String },
+    Mount {
+        /// Exit status of the command.
+        cause: String,
+        /// Arguments of the command.
+        arguments: String,
+        /// Output of the command.
+        output: String,
+    },
     /// mount(8) failed on a device with another file system than that of the volume
     /// (`k8s.io/mount-utils: FilesystemMismatch`).
     #[error("{0}")]
     OtherFileSystem(Box<Error>),
     /// Another command failed.
     #[error("{command} failed: {cause}: {output}")]
-    Command { command: String, cause: String, output: String },
+    Command {
+        /// The failed work.
+        command: String,
+        /// Exit status of the command.
+        cause: String,
+        /// Output of the command.
+        output: String,
+    },
     /// A command is not installed.
     #[error("exec: {0:?}: executable file not found in $PATH")]
     NoCommand(&'static str),
@@ -59,7 +85,16 @@ pub enum Error {
     UnformattedReadOnly(String),
     /// The device of a `local` volume could not be mounted.
     #[error("local: failed to mount device {device} at {} (fstype: {fs_type}), error {source}", .target.display())]
-    Device { device: String, target: PathBuf, fs_type: String, source: Box<Error> },
+    Device {
+        /// Path of the device.
+        device: String,
+        /// Path of the mount point.
+        target: PathBuf,
+        /// File system that the volume has.
+        fs_type: String,
+        /// The error of the mount.
+        source: Box<Error>,
+    },
     /// A Fibre Channel volume without ports or identifiers.
     #[error("fc: no fc disk information found. failed to make a new {0}")]
     NoDisk(&'static str),
@@ -86,19 +121,52 @@ pub enum Error {
     NotStaged(PathBuf),
     /// A disk could not be detached.
     #[error("{plugin}: failed to detach disk: {}\nError: {source}", .path.display())]
-    Detach { plugin: &'static str, path: PathBuf, source: Box<Error> },
+    Detach {
+        /// Name of the plugin.
+        plugin: &'static str,
+        /// Path of the disk's global directory.
+        path: PathBuf,
+        /// The error of the step that failed.
+        source: Box<Error>,
+    },
     /// The format of a device could not be read.
     #[error("ResizeFS.Resize - error checking format for device {device}: {source}")]
-    Format { device: String, source: Box<Error> },
+    Format {
+        /// Path of the device.
+        device: String,
+        /// The error of the command.
+        source: Box<Error>,
+    },
     /// A file system that cannot be enlarged.
     #[error("ResizeFS.Resize - resize of format {format} is not supported for device {device} mounted at {}", .mount.display())]
-    NoResize { format: String, device: String, mount: PathBuf },
+    NoResize {
+        /// File system of the device.
+        format: String,
+        /// Path of the device.
+        device: String,
+        /// Path of the mount point.
+        mount: PathBuf,
+    },
     /// A file system could not be enlarged.
     #[error("resize of device {device} failed: {cause}. {program} output: {output}")]
-    Resize { device: String, cause: String, program: &'static str, output: String },
+    Resize {
+        /// Path of the device.
+        device: String,
+        /// Exit status of the command.
+        cause: String,
+        /// Name of the command.
+        program: &'static str,
+        /// Output of the command.
+        output: String,
+    },
     /// Pods have the device, so it stays mounted.
     #[error("the device mount path {:?} is still mounted by other references [{}]", .path.display().to_string(), .mounts.join(" "))]
-    InUse { path: PathBuf, mounts: Vec<String> },
+    InUse {
+        /// Path of the global directory.
+        path: PathBuf,
+        /// Paths of the mounts of pods.
+        mounts: Vec<String>,
+    },
 }
 
 impl Error {

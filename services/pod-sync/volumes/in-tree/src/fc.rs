@@ -7,9 +7,11 @@ use k8s_openapi::api::core::v1::FCVolumeSource;
 pub struct FcSource {
     /// World wide names of the target's ports.
     pub target_wwns: Vec<String>,
+    /// Logical unit of the target; `None` with `wwids`.
     pub lun: Option<i32>,
     /// World wide identifiers of the disk.
     pub wwids: Vec<String>,
+    /// File system; `None` for the default, ext4.
     pub fs_type: Option<String>,
 }
 
@@ -28,7 +30,12 @@ impl From<&FCVolumeSource> for FcSource {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Disk {
     /// By the ports of its target, in `/dev/disk/by-path`.
-    Ports { wwns: Vec<String>, lun: i32 },
+    Ports {
+        /// World wide names of the target's ports.
+        wwns: Vec<String>,
+        /// Logical unit of the target.
+        lun: i32,
+    },
     /// By its identifiers, in `/dev/disk/by-id`.
     Identifiers(Vec<String>),
 }

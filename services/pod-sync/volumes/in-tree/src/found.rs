@@ -9,17 +9,21 @@ use std::path::{Path, PathBuf};
 use quintlet_kit::mount_table::{self, Mount};
 use quintlet_model::ids::PodUid;
 
-use crate::disks::{is_own_file, read_disk_of};
+use crate::disk_directory::{is_own_file, read_disk_of};
+use crate::host::name_of;
 use crate::paths::Paths;
 use crate::volume::Plugin;
 
 /// A volume of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FoundInPod {
+    /// UID in the path of the pod's directory.
     pub pod: PodUid,
+    /// Plugin in the path.
     pub plugin: Plugin,
     /// Name of the directory, which is that of the volume.
     pub name: String,
+    /// Whether the pod has a block device instead of a file system.
     pub is_block: bool,
     /// Name of the device's directory ([`crate::volume::Volume::device_name`]); `None` if the volume has no
     /// device, or if the device is not known because nothing is mounted.
@@ -29,8 +33,11 @@ pub struct FoundInPod {
 /// A device of a volume.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FoundDevice {
+    /// Plugin in the path.
     pub plugin: Plugin,
+    /// Name of the device's directory ([`crate::volume::Volume::device_name`]).
     pub name: String,
+    /// Whether the device is mapped, instead of mounted.
     pub is_block: bool,
     /// SELinux label that a disk is mounted with (`GetSELinuxMountContext`).
     pub label: Option<String>,
@@ -42,75 +49,114 @@ pub struct FoundDevice {
 /// A directory cannot be read.
 pub fn read(root: &Path) -> io::Result<(Vec<FoundInPod>, Vec<FoundDevice>)> {
     let paths = Paths::new(root);
-    let (mut volumes, mut devices) = (Vec::new(), Vec::new());
     let mounts = mount_table::read()?;
-    for dir in entries(&paths.device_mounts(), FileType::is_dir)? {
-        devices.push(FoundDevice { plugin: Plugin::Local, name: name(&dir), is_block: false, label: None });
+    let mut devices = devices(&paths, &mounts)?;
+    let mut bound = bound_devices(&paths, &devices)?;
+    let mut volumes = Vec::new();
+    for dir in entries(&paths.pods(), FileType::is_dir)? {
+        let Ok(pod) = PodUid::parse(&name_of(&dir)) else { continue };
+        volumes.extend(mounted_volumes(&paths, &mounts, &pod, &dir)?);
+        for plugin in [Plugin::Local, Plugin::Iscsi, Plugin::Fc] {
+            let bound = bound.remove(&(plugin, pod.clone())).unwrap_or_default();
+            volumes.extend(block_volumes(&paths, plugin, &pod, &dir, bound)?);
+        }
     }
-    for dir in entries(&paths.block_volumes(Plugin::Local), FileType::is_dir)? {
-        devices.push(FoundDevice { plugin: Plugin::Local, name: name(&dir), is_block: true, label: None });
+    // Devices of pods without a directory.
+    for ((plugin, pod), bound) in bound {
+        volumes.extend(bound.into_iter().map(|(_, device)| unlinked(&paths, &pod, plugin, device)));
+    }
+    volumes.sort();
+    devices.sort();
+    Ok((volumes, devices))
+}
+
+/// Devices that are bound for a pod, each with the numbers of the device file.
+type BoundDevices<'a> = Vec<(u64, &'a str)>;
+
+/// Returns the global directories of all plugins.
+fn devices(paths: &Paths, mounts: &[Mount]) -> io::Result<Vec<FoundDevice>> {
+    let mut devices = Vec::new();
+    for (root, is_block) in [(paths.device_mounts(), false), (paths.block_volumes(Plugin::Local), true)] {
+        for dir in entries(&root, FileType::is_dir)? {
+            devices.push(FoundDevice { plugin: Plugin::Local, name: name_of(&dir), is_block, label: None });
+        }
     }
     for plugin in [Plugin::Iscsi, Plugin::Fc] {
         for is_block in [false, true] {
             let root = paths.disks(plugin, is_block);
             for name in disks(&root, plugin)? {
-                let label = label_at(&mounts, &root.join(&name));
+                let label = label_at(mounts, &root.join(&name));
                 devices.push(FoundDevice { plugin, name, is_block, label });
             }
         }
     }
-    // The pods with a block device, and the device's numbers.
-    let mut bound: BTreeMap<(Plugin, PodUid), Vec<(u64, &str)>> = BTreeMap::new();
-    for FoundDevice { plugin, name: device, .. } in devices.iter().filter(|device| device.is_block) {
-        let Ok(dir) = paths.block_volume(*plugin, device) else { continue };
+    Ok(devices)
+}
+
+/// Returns the block devices that are bound for pods.
+fn bound_devices<'a>(
+    paths: &Paths,
+    devices: &'a [FoundDevice],
+) -> io::Result<BTreeMap<(Plugin, PodUid), BoundDevices<'a>>> {
+    let mut bound: BTreeMap<(Plugin, PodUid), BoundDevices<'a>> = BTreeMap::new();
+    for FoundDevice { plugin, name, .. } in devices.iter().filter(|device| device.is_block) {
+        let Ok(dir) = paths.block_volume(*plugin, name) else { continue };
         for file in entries(&dir, |kind| !kind.is_dir())? {
-            let Some(pod) = PodUid::parse(&name(&file)).ok().filter(|_| !is_own_file(&file)) else {
-                continue;
-            };
+            let pod = PodUid::parse(&name_of(&file)).ok().filter(|_| !is_own_file(&file));
+            let Some(pod) = pod else { continue };
             let numbers = fs::metadata(&file).map_or(0, |metadata| metadata.rdev());
-            bound.entry((*plugin, pod)).or_default().push((numbers, device));
+            bound.entry((*plugin, pod)).or_default().push((numbers, name));
         }
     }
-    for dir in entries(&paths.pods(), FileType::is_dir)? {
-        let Ok(pod) = PodUid::parse(&name(&dir)) else { continue };
-        for plugin in [Plugin::Local, Plugin::Nfs, Plugin::Iscsi, Plugin::Fc] {
-            for path in entries(&paths.volumes(plugin, &dir), FileType::is_dir)? {
-                let device = match plugin {
-                    Plugin::Local => Some(name(&path)),
-                    Plugin::Iscsi | Plugin::Fc => device_at(&mounts, &path, &paths.disks(plugin, false)),
-                    Plugin::Nfs | Plugin::HostPath => None,
-                };
-                let pod = pod.clone();
-                volumes.push(FoundInPod { pod, plugin, name: name(&path), is_block: false, device });
-            }
-        }
-        for plugin in [Plugin::Local, Plugin::Iscsi, Plugin::Fc] {
-            let mut of_pod = bound.remove(&(plugin, pod.clone())).unwrap_or_default();
-            for link in entries(&paths.links(plugin, &dir), FileType::is_symlink)? {
-                let numbers = fs::metadata(&link).ok().map(|metadata| metadata.rdev());
-                let is_of_link = |(link_numbers, device): &(u64, &str)| match plugin {
-                    Plugin::Local => name(&link) == *device,
-                    Plugin::HostPath | Plugin::Nfs | Plugin::Iscsi | Plugin::Fc => {
-                        numbers == Some(*link_numbers)
-                    }
-                };
-                let at = of_pod.iter().position(is_of_link);
-                let device = at.map(|at| of_pod.remove(at).1.to_owned());
-                let device = device.or_else(|| (plugin == Plugin::Local).then(|| name(&link)));
-                let pod = pod.clone();
-                volumes.push(FoundInPod { pod, plugin, name: name(&link), is_block: true, device });
-            }
-            // Devices that an earlier process bound and did not link.
-            volumes.extend(of_pod.into_iter().map(|(_, device)| unlinked(&paths, &pod, plugin, device)));
+    Ok(bound)
+}
+
+/// Returns the volumes of a pod with a file system. `dir` is the directory of the pod.
+fn mounted_volumes(paths: &Paths, mounts: &[Mount], pod: &PodUid, dir: &Path) -> io::Result<Vec<FoundInPod>> {
+    let mut volumes = Vec::new();
+    for plugin in [Plugin::Local, Plugin::Nfs, Plugin::Iscsi, Plugin::Fc] {
+        for path in entries(&paths.volumes(plugin, dir), FileType::is_dir)? {
+            let device = match plugin {
+                Plugin::Local => Some(name_of(&path)),
+                Plugin::Iscsi | Plugin::Fc => device_at(mounts, &path, &paths.disks(plugin, false)),
+                Plugin::Nfs | Plugin::HostPath => None,
+            };
+            volumes.push(FoundInPod {
+                pod: pod.clone(),
+                plugin,
+                name: name_of(&path),
+                is_block: false,
+                device,
+            });
         }
     }
-    // Devices of pods without a directory.
-    for ((plugin, pod), of_pod) in bound {
-        volumes.extend(of_pod.into_iter().map(|(_, device)| unlinked(&paths, &pod, plugin, device)));
+    Ok(volumes)
+}
+
+/// Returns the block volumes of a pod: the links in its directory `dir`, and the devices that are `bound` for
+/// it. An earlier process may have bound a device and not linked it.
+fn block_volumes(
+    paths: &Paths,
+    plugin: Plugin,
+    pod: &PodUid,
+    dir: &Path,
+    mut bound: BoundDevices<'_>,
+) -> io::Result<Vec<FoundInPod>> {
+    let mut volumes = Vec::new();
+    for link in entries(&paths.links(plugin, dir), FileType::is_symlink)? {
+        let name = name_of(&link);
+        let numbers = fs::metadata(&link).ok().map(|metadata| metadata.rdev());
+        let is_of_link = |(bound_numbers, device): &(u64, &str)| match plugin {
+            Plugin::Local => name == *device,
+            Plugin::HostPath | Plugin::Nfs | Plugin::Iscsi | Plugin::Fc => numbers == Some(*bound_numbers),
+        };
+        let at = bound.iter().position(is_of_link);
+        let device = at.map(|at| bound.remove(at).1.to_owned());
+        let device = device.or_else(|| (plugin == Plugin::Local).then(|| name.clone()));
+        volumes.push(FoundInPod { pod: pod.clone(), plugin, name, is_block: true, device });
     }
-    volumes.sort();
-    devices.sort();
-    Ok((volumes, devices))
+    volumes.extend(bound.into_iter().map(|(_, device)| unlinked(paths, pod, plugin, device)));
+    Ok(volumes)
 }
 
 /// Returns the volume of a device that is bound for a pod and not linked.
@@ -129,11 +175,11 @@ fn unlinked(paths: &Paths, pod: &PodUid, plugin: Plugin, device: &str) -> FoundI
 fn disks(root: &Path, plugin: Plugin) -> io::Result<Vec<String>> {
     let mut found = Vec::new();
     for dir in entries(root, FileType::is_dir)? {
-        let entry = name(&dir);
+        let entry = name_of(&dir);
         match plugin {
             Plugin::Iscsi if entry.starts_with("iface-") => {
                 let names = entries(&dir, FileType::is_dir)?;
-                found.extend(names.iter().map(|disk| format!("{entry}/{}", name(disk))));
+                found.extend(names.iter().map(|disk| format!("{entry}/{}", name_of(disk))));
             }
             Plugin::Fc if entry != "volumeDevices" => found.push(entry),
             Plugin::Iscsi | Plugin::Fc | Plugin::Local | Plugin::HostPath | Plugin::Nfs => {}
@@ -154,10 +200,6 @@ fn device_at(mounts: &[Mount], path: &Path, disks: &Path) -> Option<String> {
 fn label_at(mounts: &[Mount], path: &Path) -> Option<String> {
     let mount = mounts.iter().rev().find(|mount| mount.path == path)?;
     mount.option("context").map(str::to_owned)
-}
-
-fn name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Returns the entries of a directory; none if it does not exist.

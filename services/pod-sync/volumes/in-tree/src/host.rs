@@ -16,6 +16,7 @@ pub struct Host {
     pub dev: PathBuf,
     /// `/sys`.
     pub sys: PathBuf,
+    /// Limits of waits for devices and commands.
     pub limits: Limits,
 }
 

@@ -32,18 +32,25 @@ pub const SESSION_KEYS: [&str; 4] = [
 /// `iscsi` of a PersistentVolume or of a pod's volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IscsiSource {
+    /// First portal of the target, `ADDRESS` or `ADDRESS:PORT`.
     pub target_portal: String,
     /// Further portals of the same target.
     pub portals: Vec<String>,
+    /// Qualified name of the target.
     pub iqn: String,
+    /// Logical unit of the target.
     pub lun: i32,
     /// Interface record of iscsiadm.
     pub interface: String,
     /// Name of this initiator; the volume then has an interface record of its own.
     pub initiator_name: String,
+    /// Whether discovery authenticates by CHAP.
     pub chap_discovery: bool,
+    /// Whether sessions authenticate by CHAP.
     pub chap_session: bool,
+    /// Secret with the credentials; `None` without CHAP.
     pub secret: Option<SecretRef>,
+    /// File system; `None` for the default, ext4.
     pub fs_type: Option<String>,
 }
 
@@ -52,6 +59,7 @@ pub struct IscsiSource {
 pub struct SecretRef {
     /// `None`: the namespace of the pod.
     pub namespace: Option<String>,
+    /// Name of the Secret.
     pub name: String,
 }
 
@@ -157,15 +165,19 @@ impl IscsiSource {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct Disk {
+    /// Name of the volume.
     pub vol_name: String,
     /// With ports. The first one is part of the directory's name.
     pub portals: Vec<String>,
+    /// Qualified name of the target.
     pub iqn: String,
+    /// Logical unit, in decimal.
     pub lun: String,
     /// The interface record that the volume names.
     pub init_iface: String,
     /// The interface record of the sessions.
     pub iface: String,
+    /// Name of this initiator; empty for that of the machine.
     pub initiator_name: String,
     /// Always null; a field of the kubelet's file.
     #[serde(skip_deserializing)]
@@ -240,6 +252,7 @@ pub struct Other {
     pub first_portal: String,
     /// All portals; `None` if the file is below the mount of the volume.
     pub portals: Option<Vec<String>>,
+    /// Logical unit, in decimal.
     pub lun: String,
 }
 

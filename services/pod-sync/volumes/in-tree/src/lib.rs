@@ -16,7 +16,6 @@
 //! This crate has no tasks. Its caller allows one operation per volume at a time.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 pub mod block;
 pub mod commands;
@@ -32,6 +31,7 @@ pub mod resize;
 pub mod translation;
 pub mod volume;
 
+mod disk_directory;
 mod removal;
 mod targets;
 

@@ -23,6 +23,7 @@ fn component(value: &str) -> Result<&str, Error> {
 }
 
 impl Paths {
+    /// Returns the paths below a root directory of the kubelet.
     #[must_use]
     pub fn new(root: &Path) -> Self {
         Self(root.to_owned())

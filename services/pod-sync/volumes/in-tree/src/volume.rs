@@ -62,14 +62,25 @@ impl Plugin {
 pub enum Source {
     /// `local`: a directory, or a block device with a file system.
     Local {
+        /// Path of the directory or device on the node.
         path: String,
         /// File system of a block device.
         fs_type: Option<String>,
     },
     /// `hostPath`: a path and the type that it must have; empty for any.
-    HostPath { path: String, kind: String },
+    HostPath {
+        /// Path on the node.
+        path: String,
+        /// `type` of the volume; empty: no check.
+        kind: String,
+    },
     /// `nfs`: a server and a directory that it exports.
-    Nfs { server: String, path: String },
+    Nfs {
+        /// Name or address of the server.
+        server: String,
+        /// Path that the server exports.
+        path: String,
+    },
     /// `iscsi`: a LUN of a target.
     Iscsi(IscsiSource),
     /// `fc`: a LUN of target ports, or a disk by its identifiers.
@@ -81,6 +92,7 @@ pub enum Source {
 pub struct Volume {
     /// Name of the PersistentVolume, or of the volume in its pod.
     pub name: String,
+    /// Kind and place of the content.
     pub source: Source,
     /// Whether the pod gets a block device.
     pub is_block: bool,
@@ -113,6 +125,7 @@ impl Source {
         Self::Nfs { server: source.server.clone(), path: source.path.clone() }
     }
 
+    /// Returns the plugin of the kubelet for this kind.
     #[must_use]
     pub fn plugin(&self) -> Plugin {
         match self {
@@ -167,6 +180,7 @@ impl Volume {
         }
     }
 
+    /// Returns the plugin of the kubelet for the volume.
     #[must_use]
     pub fn plugin(&self) -> Plugin {
         self.source.plugin()

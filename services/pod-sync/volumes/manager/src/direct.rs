@@ -17,7 +17,7 @@ use pod_sync_direct_volumes::{
 use pod_sync_volume_reconcile::VolumeName;
 use pod_sync_volume_reconcile::actual::MountState;
 use pod_sync_volume_reconcile::desired::{DesiredVolume, Reach};
-use pod_sync_volume_reconcile::operations::{FIRST_WAIT, Key, LONGEST_WAIT};
+use pod_sync_volume_reconcile::operations::{FIRST_WAIT, LONGEST_WAIT, OperationKey};
 use pod_sync_volume_reconcile::reconcile::{Operation, reconcile_direct};
 use quintlet_kit::task;
 use quintlet_model::ids::PodUid;
@@ -209,8 +209,8 @@ impl ManagerState {
     }
 }
 
-fn key(volume: &VolumeName, pod: &PodUid) -> Key {
-    Key { volume: volume.clone(), pod: Some(pod.clone()) }
+fn key(volume: &VolumeName, pod: &PodUid) -> OperationKey {
+    OperationKey { volume: volume.clone(), pod: Some(pod.clone()) }
 }
 
 /// Operations that a worker executes. One without a result when this is dropped counts as interrupted: its

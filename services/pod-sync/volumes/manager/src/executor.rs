@@ -251,7 +251,7 @@ impl Shared {
     }
 }
 
-/// The drivers for the CSINode and Node objects.
+/// Returns the drivers for the CSINode and Node objects.
 fn reported(
     node: CsiNode,
     removed: &BTreeSet<String>,
@@ -268,7 +268,7 @@ fn reported(
     }
 }
 
-/// A unique name as the API server has it.
+/// Returns a unique name as the API server has it.
 fn parsed(name: &str) -> VolumeName {
     let of_plugin = |plugin: &str| {
         let rest = name.strip_prefix(plugin)?.strip_prefix('/')?;

@@ -160,7 +160,7 @@ fn conditions(claim: &PersistentVolumeClaim) -> Vec<PersistentVolumeClaimConditi
     claim.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default()
 }
 
-/// A patch of this version of the claim, so that a concurrent write is not lost.
+/// Returns a patch of this version of the claim, so that a concurrent write is not lost.
 fn patch(claim: &PersistentVolumeClaim, status: Value) -> Value {
     json!({"metadata": {"resourceVersion": claim.metadata.resource_version}, "status": status})
 }

@@ -15,7 +15,7 @@ use pod_sync_csi::volume_data::LifecycleMode;
 use pod_sync_decisions::storage_health::{self, StorageProblem, StorageReport};
 use pod_sync_decisions::volume_health::{PodVolumeAnswers, VolumeProblem, conditions};
 use pod_sync_volume_reconcile::desired::{DesiredVolume, Reach};
-use pod_sync_volume_reconcile::operations::Key;
+use pod_sync_volume_reconcile::operations::OperationKey;
 use quintlet_kit::error_chain;
 use quintlet_model::ids::PodUid;
 use quintlet_plugin_api::csi::{StorageHealthErrorType, VolumeHealthErrorType};
@@ -91,7 +91,7 @@ fn is_tried(state: &ManagerState, uid: &PodUid, volume: &DesiredVolume) -> bool 
     }
     // Before its attachment, an operation on a volume is no mount.
     let is_attached = volume.reach != Reach::Attachable || state.actual.volume(&volume.name).is_some();
-    let keys = [None, Some(uid.clone())].map(|pod| Key { volume: volume.name.clone(), pod });
+    let keys = [None, Some(uid.clone())].map(|pod| OperationKey { volume: volume.name.clone(), pod });
     is_attached && keys.iter().any(|key| state.running.contains_key(key) || state.errors.contains_key(key))
 }
 

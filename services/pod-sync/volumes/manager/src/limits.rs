@@ -46,6 +46,7 @@ impl LimitUpdates {
         loop {
             let names: BTreeSet<String> = registered.borrow_and_update().drivers.keys().cloned().collect();
             for name in names.difference(&known) {
+                // The read has no effect.
                 let object = tokio::select! {
                     object = objects.driver(name) => object,
                     () = stop.cancelled() => return,

@@ -85,7 +85,7 @@ pub(crate) async fn mount(
     (expanded(tools, volume, uid, attempt, receivers, device, result).await, warning)
 }
 
-// Records that the device of a PersistentVolume has another file system (`checkForFailedMount`).
+/// Records that the device of a PersistentVolume has another file system (`checkForFailedMount`).
 fn report_mismatch(tools: &Tools, volume: &Resolved, error: &Error) {
     let Some(uid) = &volume.provided.object_uid else { return };
     if error.is_other_file_system() {

@@ -11,7 +11,7 @@ use pod_sync_direct_volumes::found::FoundVolume;
 use pod_sync_volume_reconcile::VolumeName;
 use pod_sync_volume_reconcile::actual::{Actual, Certainty, Expansion};
 use pod_sync_volume_reconcile::desired::{Desired, DesiredVolume, Reach};
-use pod_sync_volume_reconcile::operations::{Key, Operations};
+use pod_sync_volume_reconcile::operations::{OperationKey, Operations};
 use pod_sync_volume_reconcile::reconcile::{NodeVolumeFacts, Operation, ReconcilePlan, reconcile};
 use pod_sync_volume_reconcile::reconstruct::reconstruct;
 use pod_sync_volume_reconcile::wait::{TIMED_OUT, still_mounted};
@@ -162,9 +162,9 @@ pub(crate) struct ManagerState {
     /// Volumes of pods that were found on disk without readable metadata, until they are declared or
     /// unmounted.
     unreadable: BTreeSet<VolumeName>,
-    pub(crate) running: BTreeMap<Key, Running>,
+    pub(crate) running: BTreeMap<OperationKey, Running>,
     /// The last error per operation, until it succeeds.
-    pub(crate) errors: BTreeMap<Key, (String, Timestamp)>,
+    pub(crate) errors: BTreeMap<OperationKey, (String, Timestamp)>,
 }
 
 impl ManagerState {
@@ -368,8 +368,9 @@ impl ManagerState {
     pub(crate) fn progress(&self, pod: &PodUid) -> Option<String> {
         let names: BTreeSet<&VolumeName> =
             self.desired.volumes_of(pod).map(|(_, volume)| &volume.name).collect();
-        let is_of_pod =
-            |key: &Key| names.contains(&key.volume) && key.pod.as_ref().is_none_or(|other| other == pod);
+        let is_of_pod = |key: &OperationKey| {
+            names.contains(&key.volume) && key.pod.as_ref().is_none_or(|other| other == pod)
+        };
         if let Some((_, (error, _))) = self.errors.iter().find(|(key, _)| is_of_pod(key)) {
             return Some(error.clone());
         }

@@ -464,7 +464,7 @@ impl Shared {
     }
 }
 
-/// The mounts of a pod whose volumes are mounted.
+/// Returns the mounts of a pod whose volumes are mounted.
 fn mounted_volumes(state: &ManagerState, tools: &Tools, uid: &PodUid) -> MountedVolumes {
     let root = &tools.root;
     let mut mounted = MountedVolumes::new();

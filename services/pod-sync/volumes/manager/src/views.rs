@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use pod_sync_volume_reconcile::VolumeName;
 use pod_sync_volume_reconcile::actual::MountState;
 use pod_sync_volume_reconcile::desired::{DesiredVolume, Reach};
-use pod_sync_volume_reconcile::operations::Key;
+use pod_sync_volume_reconcile::operations::OperationKey;
 use quintlet_model::ids::PodUid;
 use tokio::time::Instant;
 
@@ -107,8 +107,8 @@ fn view(
     spec_name: &str,
     volume: &VolumeName,
 ) -> VolumeView {
-    let whole = Key { volume: volume.clone(), pod: None };
-    let of_pod = Key { volume: volume.clone(), pod: Some(pod.clone()) };
+    let whole = OperationKey { volume: volume.clone(), pod: None };
+    let of_pod = OperationKey { volume: volume.clone(), pod: Some(pod.clone()) };
     let running = state.running.get(&whole).or_else(|| state.running.get(&of_pod));
     let in_pod = (pod.clone(), name.to_owned());
     let error = state.errors.get(&whole).or_else(|| state.errors.get(&of_pod));
@@ -211,7 +211,7 @@ mod tests {
             state.actual.attached(volume);
         }
         state.actual.mounted(&volumes[3].1, &pod);
-        let key = |volume: &DesiredVolume| Key { volume: volume.name.clone(), pod: None };
+        let key = |volume: &DesiredVolume| OperationKey { volume: volume.name.clone(), pod: None };
         let running = Running { pod: Some(pod.clone()), step: Some(OperationStep::Stage), since: now };
         state.running.insert(key(&volumes[2].1), running);
         state.errors.insert(key(&volumes[1].1), ("boom".to_owned(), wall(9)));

@@ -10,7 +10,6 @@
 //! [`call`] has the gRPC channel, deadline and error type that callers of plugins share.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 pub mod call;
 pub mod handler;

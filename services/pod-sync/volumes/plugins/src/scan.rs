@@ -38,6 +38,7 @@ pub enum Refusal {
     /// A socket of a user other than root and the user of this process.
     #[error("{} belongs to uid {uid}, plugins must run as root", .path.display())]
     Owner {
+        /// The socket.
         path: PathBuf,
         /// UID of the owner.
         uid: u32,
@@ -47,7 +48,12 @@ pub enum Refusal {
     TooMany(PathBuf),
     /// A directory or entry cannot be read.
     #[error("failed to read {}: {message}", .path.display())]
-    Unreadable { path: PathBuf, message: String },
+    Unreadable {
+        /// Path of the entry.
+        path: PathBuf,
+        /// The error of the operating system.
+        message: String,
+    },
 }
 
 /// The content of the registration directory.

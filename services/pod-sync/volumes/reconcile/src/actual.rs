@@ -45,6 +45,7 @@ pub enum Attachment {
 pub struct MountedPod {
     /// Name of the PersistentVolume, or of an inline volume in the pod.
     pub spec_name: String,
+    /// Whether the pod's mount exists.
     pub state: MountState,
     /// The mount is to be repeated, to refresh the content.
     pub remount: bool,
@@ -68,6 +69,7 @@ pub enum Expansion {
 /// A volume on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ActualVolume {
+    /// Whether the volume is attached to the node.
     pub attachment: Attachment,
     /// Mount state of the device that all pods share; `None` if it is not mounted.
     pub device: Option<MountState>,
@@ -95,6 +97,7 @@ pub struct Actual {
 }
 
 impl Actual {
+    /// Returns the state of a volume; `None` if nothing of it is on the node.
     #[must_use]
     pub fn volume(&self, name: &VolumeName) -> Option<&ActualVolume> {
         self.volumes.get(name)

@@ -40,6 +40,7 @@ pub struct DesiredVolume {
     pub name: VolumeName,
     /// Name of the PersistentVolume, or of an inline volume in the pod.
     pub spec_name: String,
+    /// How the volume comes to the node: attached, staged or mounted alone.
     pub reach: Reach,
     /// Capacity of the PersistentVolume in bytes, if the volume can be expanded on the node.
     pub size: Option<u64>,

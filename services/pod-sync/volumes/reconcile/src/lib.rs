@@ -12,7 +12,6 @@
 //! This crate has no I/O, no tasks and no clock.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 pub mod actual;
 pub mod desired;

@@ -20,13 +20,14 @@ pub const LONGEST_WAIT: Duration = Duration::from_secs(122);
 /// Subject of an operation: a volume, or one pod's part of it. Operations on the whole volume exclude all
 /// others on it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key {
+pub struct OperationKey {
+    /// Unique name of the volume.
     pub volume: VolumeName,
     /// The pod; `None` for the whole volume.
     pub pod: Option<PodUid>,
 }
 
-impl Key {
+impl OperationKey {
     /// Returns the key as the kubelet prints it.
     fn text(&self) -> String {
         let pod = self.pod.as_ref().map_or("", PodUid::as_str);
@@ -36,11 +37,12 @@ impl Key {
 
 /// The kind of an operation. Each kind has a back-off of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum OperationKind {
     /// Wait for the attachment, mount the device, mount the volume.
     Mount,
     /// Unmount a pod's volume.
     Unmount,
+    /// Unmount the device that all pods share.
     UnmountDevice,
     /// Attach the volume from the node.
     Attach,
@@ -52,7 +54,7 @@ pub enum Kind {
 
 #[derive(Debug, Clone)]
 struct FailedOperation {
-    kind: Kind,
+    kind: OperationKind,
     backoff: Backoff,
     until: Instant,
 }
@@ -60,8 +62,8 @@ struct FailedOperation {
 /// Operations in flight, and those that failed.
 #[derive(Debug, Clone, Default)]
 pub struct Operations {
-    pending: BTreeMap<Key, Kind>,
-    failed: BTreeMap<Key, FailedOperation>,
+    pending: BTreeMap<OperationKey, OperationKind>,
+    failed: BTreeMap<OperationKey, FailedOperation>,
     // The pod of the last mount of a shared volume.
     turns: BTreeMap<VolumeName, PodUid>,
     // Declared names of volumes that were found on disk under another name.
@@ -70,7 +72,7 @@ pub struct Operations {
 
 /// Answer to whether an operation may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Start {
+pub enum StartDecision {
     /// The operation may start now.
     Now,
     /// The operation may start at this time, since it failed before.
@@ -82,22 +84,23 @@ pub enum Start {
 impl Operations {
     /// Returns whether an operation may start.
     #[must_use]
-    pub fn may_start(&self, key: &Key, kind: Kind, now: Instant) -> Start {
+    pub fn may_start(&self, key: &OperationKey, kind: OperationKind, now: Instant) -> StartDecision {
         if self.is_pending(key) {
-            return Start::Pending;
+            return StartDecision::Pending;
         }
         match self.failed.get(key).filter(|failed| failed.kind == kind && failed.until > now) {
-            Some(failed) => Start::At(failed.until),
-            None => Start::Now,
+            Some(failed) => StartDecision::At(failed.until),
+            None => StartDecision::Now,
         }
     }
 
     /// Returns whether an operation is in flight on the volume of `key`, and on its pod if it has one.
     #[must_use]
-    pub fn is_pending(&self, key: &Key) -> bool {
-        let overlaps = |pending: &Key| pending.pod.is_none() || key.pod.is_none() || pending.pod == key.pod;
+    pub fn is_pending(&self, key: &OperationKey) -> bool {
+        let overlaps =
+            |pending: &OperationKey| pending.pod.is_none() || key.pod.is_none() || pending.pod == key.pod;
         if self.declared.is_empty() {
-            let first = Key { volume: key.volume.clone(), pod: None };
+            let first = OperationKey { volume: key.volume.clone(), pod: None };
             let of_volume = self.pending.range(first..).map(|(pending, _)| pending);
             return of_volume.take_while(|pending| pending.volume == key.volume).any(overlaps);
         }
@@ -117,7 +120,7 @@ impl Operations {
     }
 
     /// Records that an operation starts.
-    pub fn started(&mut self, key: Key, kind: Kind) {
+    pub fn started(&mut self, key: OperationKey, kind: OperationKind) {
         self.pending.insert(key, kind);
     }
 
@@ -135,17 +138,17 @@ impl Operations {
     }
 
     /// Ends the back-off of a failed operation.
-    pub fn end_backoff(&mut self, key: &Key) {
+    pub fn end_backoff(&mut self, key: &OperationKey) {
         self.failed.remove(key);
     }
 
     /// Records that an operation ended without an attempt. A back-off stays.
-    pub fn abandoned(&mut self, key: &Key) {
+    pub fn abandoned(&mut self, key: &OperationKey) {
         self.pending.remove(key);
     }
 
     /// Records that an operation succeeded, which ends the back-off of its key.
-    pub fn succeeded(&mut self, key: &Key) {
+    pub fn succeeded(&mut self, key: &OperationKey) {
         self.pending.remove(key);
         self.failed.remove(key);
     }
@@ -155,7 +158,7 @@ impl Operations {
     ///
     /// The wait is 500 ms, then twice the previous one, up to 2m2s. It is reset for another kind of
     /// operation.
-    pub fn failed(&mut self, key: &Key, error: &str, now: Instant, wall: jiff::Timestamp) -> String {
+    pub fn failed(&mut self, key: &OperationKey, error: &str, now: Instant, wall: jiff::Timestamp) -> String {
         self.failed_within(LONGEST_WAIT, key, error, now, wall)
     }
 
@@ -163,7 +166,7 @@ impl Operations {
     pub fn failed_within(
         &mut self,
         longest_wait: Duration,
-        key: &Key,
+        key: &OperationKey,
         error: &str,
         now: Instant,
         wall: jiff::Timestamp,
@@ -195,7 +198,7 @@ impl Operations {
     }
 
     /// Returns the operations in flight.
-    pub fn pending(&self) -> impl Iterator<Item = (&Key, Kind)> {
+    pub fn pending(&self) -> impl Iterator<Item = (&OperationKey, OperationKind)> {
         self.pending.iter().map(|(key, kind)| (key, *kind))
     }
 }
@@ -204,19 +207,19 @@ impl Operations {
 mod tests {
     use super::*;
 
-    fn key(pod: Option<&str>) -> Key {
+    fn key(pod: Option<&str>) -> OperationKey {
         let volume = VolumeName::shared("kubernetes.io/csi", "d^h");
-        Key { volume, pod: pod.map(|uid| PodUid::parse(uid).unwrap()) }
+        OperationKey { volume, pod: pod.map(|uid| PodUid::parse(uid).unwrap()) }
     }
 
     #[test]
     fn operations_under_the_found_and_the_declared_name_exclude_each_other() {
-        let key = |name: &str, pod: Option<&str>| Key {
+        let key = |name: &str, pod: Option<&str>| OperationKey {
             volume: VolumeName::shared("p", name),
             pod: pod.map(|uid| PodUid::parse(uid).unwrap()),
         };
         let mut operations = Operations::default();
-        operations.started(key("found", None), Kind::UnmountDevice);
+        operations.started(key("found", None), OperationKind::UnmountDevice);
         assert!(!operations.is_pending(&key("declared", None)));
         operations.renamed(&key("found", None).volume, &key("declared", None).volume);
         operations.retain(|_| false);
@@ -224,7 +227,7 @@ mod tests {
         assert!(operations.is_pending(&key("declared", Some("a"))));
         operations.succeeded(&key("found", None));
         assert!(!operations.is_pending(&key("declared", None)));
-        operations.started(key("declared", None), Kind::Mount);
+        operations.started(key("declared", None), OperationKind::Mount);
         assert!(operations.is_pending(&key("found", None)));
     }
 
@@ -234,7 +237,7 @@ mod tests {
         let mut operations = Operations::default();
         let mut texts = Vec::new();
         for _ in 0..10 {
-            operations.started(key(Some("u1")), Kind::Mount);
+            operations.started(key(Some("u1")), OperationKind::Mount);
             texts.push(operations.failed(&key(Some("u1")), "boom", now, wall));
         }
         assert_eq!(
@@ -243,25 +246,30 @@ mod tests {
              2026-11-22 10:00:00.75 +0000 UTC (durationBeforeRetry 500ms). Error: boom"
         );
         assert!(texts[9].contains("(durationBeforeRetry 2m2s)"), "{}", texts[9]);
-        assert_eq!(operations.may_start(&key(Some("u1")), Kind::Mount, now), Start::At(now + LONGEST_WAIT));
-        assert_eq!(operations.may_start(&key(Some("u1")), Kind::Unmount, now), Start::Now);
-        operations.started(key(Some("u1")), Kind::Unmount);
+        assert_eq!(
+            operations.may_start(&key(Some("u1")), OperationKind::Mount, now),
+            StartDecision::At(now + LONGEST_WAIT)
+        );
+        assert_eq!(operations.may_start(&key(Some("u1")), OperationKind::Unmount, now), StartDecision::Now);
+        operations.started(key(Some("u1")), OperationKind::Unmount);
         operations.succeeded(&key(Some("u1")));
-        assert_eq!(operations.may_start(&key(Some("u1")), Kind::Mount, now), Start::Now);
+        assert_eq!(operations.may_start(&key(Some("u1")), OperationKind::Mount, now), StartDecision::Now);
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_operation_on_the_whole_volume_excludes_those_of_pods() {
         let now = Instant::now();
         let mut operations = Operations::default();
-        operations.started(key(Some("u1")), Kind::Unmount);
-        for (other, expected) in
-            [(key(Some("u1")), Start::Pending), (key(Some("u2")), Start::Now), (key(None), Start::Pending)]
-        {
-            assert_eq!(operations.may_start(&other, Kind::Mount, now), expected, "{other:?}");
+        operations.started(key(Some("u1")), OperationKind::Unmount);
+        for (other, expected) in [
+            (key(Some("u1")), StartDecision::Pending),
+            (key(Some("u2")), StartDecision::Now),
+            (key(None), StartDecision::Pending),
+        ] {
+            assert_eq!(operations.may_start(&other, OperationKind::Mount, now), expected, "{other:?}");
         }
         operations.succeeded(&key(Some("u1")));
-        operations.started(key(None), Kind::UnmountDevice);
-        assert_eq!(operations.may_start(&key(Some("u1")), Kind::Mount, now), Start::Pending);
+        operations.started(key(None), OperationKind::UnmountDevice);
+        assert_eq!(operations.may_start(&key(Some("u1")), OperationKind::Mount, now), StartDecision::Pending);
     }
 }

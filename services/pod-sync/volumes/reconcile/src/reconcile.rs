@@ -8,18 +8,28 @@ use tokio::time::Instant;
 use crate::VolumeName;
 use crate::actual::{Actual, ActualVolume, Attachment, Expansion, MountState, MountedPod};
 use crate::desired::{Desired, DesiredVolume, Reach};
-use crate::operations::{Key, Kind, Operations, Start};
+use crate::operations::{OperationKey, OperationKind, Operations, StartDecision};
 
 /// An operation to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
     /// Unmount a pod's volume.
-    Unmount { volume: VolumeName, pod: PodUid },
+    Unmount {
+        /// Unique name of the volume.
+        volume: VolumeName,
+        /// UID of the pod to unmount from.
+        pod: PodUid,
+    },
     /// Attach a volume from the node.
-    Attach { volume: VolumeName },
+    Attach {
+        /// Unique name of the volume.
+        volume: VolumeName,
+    },
     /// Mount a volume for a pod, and its device before it.
     Mount {
+        /// The volume, as the pod wants it.
         volume: DesiredVolume,
+        /// UID of the pod to mount for.
         pod: PodUid,
         /// The pod may use the mount: an error must not remove it.
         mounted_before: bool,
@@ -28,28 +38,36 @@ pub enum Operation {
     },
     /// Expand the file system of a volume.
     Expand {
+        /// The volume, with its new size.
         volume: DesiredVolume,
         /// A pod that uses the volume.
         pod: PodUid,
     },
     /// Unmount the device of a volume that no pod has.
-    UnmountDevice { volume: VolumeName },
+    UnmountDevice {
+        /// Unique name of the volume.
+        volume: VolumeName,
+    },
     /// Detach a volume from the node.
-    Detach { volume: VolumeName },
+    Detach {
+        /// Unique name of the volume.
+        volume: VolumeName,
+    },
 }
 
 impl Operation {
     /// Returns what the operation excludes.
     #[must_use]
-    pub fn key(&self) -> Key {
+    pub fn key(&self) -> OperationKey {
         match self {
-            Self::Unmount { volume, pod } => Key { volume: volume.clone(), pod: Some(pod.clone()) },
-            Self::Mount { volume, pod, .. } => {
-                Key { volume: volume.name.clone(), pod: (!volume.reach.is_shared()).then(|| pod.clone()) }
-            }
-            Self::Expand { volume, .. } => Key { volume: volume.name.clone(), pod: None },
+            Self::Unmount { volume, pod } => OperationKey { volume: volume.clone(), pod: Some(pod.clone()) },
+            Self::Mount { volume, pod, .. } => OperationKey {
+                volume: volume.name.clone(),
+                pod: (!volume.reach.is_shared()).then(|| pod.clone()),
+            },
+            Self::Expand { volume, .. } => OperationKey { volume: volume.name.clone(), pod: None },
             Self::Attach { volume } | Self::UnmountDevice { volume } | Self::Detach { volume } => {
-                Key { volume: volume.clone(), pod: None }
+                OperationKey { volume: volume.clone(), pod: None }
             }
         }
     }
@@ -63,14 +81,14 @@ impl Operation {
 
     /// Returns the kind of the operation.
     #[must_use]
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> OperationKind {
         match self {
-            Self::Unmount { .. } => Kind::Unmount,
-            Self::Attach { .. } => Kind::Attach,
-            Self::Mount { .. } => Kind::Mount,
-            Self::Expand { .. } => Kind::Expand,
-            Self::UnmountDevice { .. } => Kind::UnmountDevice,
-            Self::Detach { .. } => Kind::Detach,
+            Self::Unmount { .. } => OperationKind::Unmount,
+            Self::Attach { .. } => OperationKind::Attach,
+            Self::Mount { .. } => OperationKind::Mount,
+            Self::Expand { .. } => OperationKind::Expand,
+            Self::UnmountDevice { .. } => OperationKind::UnmountDevice,
+            Self::Detach { .. } => OperationKind::Detach,
         }
     }
 }
@@ -201,11 +219,11 @@ impl ReconcilePlan {
     fn offer(&mut self, operations: &Operations, operation: Operation, now: Instant) -> bool {
         let start = operations.may_start(&operation.key(), operation.kind(), now);
         match start {
-            Start::Now => self.start.push(operation),
-            Start::At(at) => self.next = Some(self.next.map_or(at, |next| next.min(at))),
-            Start::Pending => {}
+            StartDecision::Now => self.start.push(operation),
+            StartDecision::At(at) => self.next = Some(self.next.map_or(at, |next| next.min(at))),
+            StartDecision::Pending => {}
         }
-        start == Start::Now
+        start == StartDecision::Now
     }
 }
 
@@ -285,7 +303,7 @@ fn is_attached(volume: &ActualVolume, reach: Reach) -> bool {
 /// Unmounts the devices of volumes that no pod has or should have, and drops or detaches the volumes.
 fn unmount_devices(pass: &mut Pass, desired: &Desired, actual: &Actual, node: &NodeVolumeFacts) {
     for (name, volume) in actual.volumes() {
-        let whole = Key { volume: name.clone(), pod: None };
+        let whole = OperationKey { volume: name.clone(), pod: None };
         let mut wanted = desired.all_by_tasks().filter(|(_, desired)| desired.name == *name);
         let is_wanted =
             wanted.any(|(_, desired)| volume.device.is_none() || !has_other_label(volume, desired));

@@ -8,6 +8,7 @@ use crate::actual::Actual;
 /// A volume directory of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodVolumeDir {
+    /// UID in the path of the pod's directory.
     pub pod: PodUid,
     /// Name of the directory: that of the PersistentVolume or inline volume.
     pub spec_name: String,

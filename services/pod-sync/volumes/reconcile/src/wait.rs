@@ -82,7 +82,7 @@ pub fn still_mounted(actual: &Actual, pod: &PodUid, cause: &str) -> Option<Strin
     (!mounted.is_empty()).then(|| format!("mounted volumes=[{}]: {cause}", mounted.join(" ")))
 }
 
-/// A list as Go prints it.
+/// Formats a list as Go prints it.
 fn list(names: &[String]) -> String {
     format!("[{}]", names.join(" "))
 }

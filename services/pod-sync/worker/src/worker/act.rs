@@ -49,8 +49,8 @@ impl Worker {
         self.starts().start_all(pass, actions, &sandbox, &config, &ips).await
     }
 
-    // Prepares volumes, cgroup and secrets of the pod. Returns the configuration of its sandbox. From here
-    // on, the pass can no longer be cancelled.
+    /// Prepares volumes, cgroup and secrets of the pod. Returns the configuration of its sandbox. From here
+    /// on, the pass can no longer be cancelled.
     async fn prepare_start(
         &mut self,
         pass: &Pass,
@@ -84,7 +84,7 @@ impl Worker {
         self.sandboxes().config(pod, actions.attempt, actions.create_sandbox, host)
     }
 
-    // Returns the sandbox of the pod and its addresses. Creates the sandbox if the actions demand it.
+    /// Returns the sandbox of the pod and its addresses. Creates the sandbox if the actions demand it.
     async fn ensure_sandbox(
         &mut self,
         pass: &Pass,

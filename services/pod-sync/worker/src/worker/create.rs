@@ -164,7 +164,7 @@ impl Starts<'_> {
         NotStarted::Waits(FailedStart { pulls, ..reason.into() })
     }
 
-    // Counts the restart of an exited container for its crash-loop back-off.
+    /// Counts the restart of an exited container for its crash-loop back-off.
     fn begin_restart(&mut self, pass: &Pass, container: &Container) {
         let Some(exited) = backoff::last_exit(&pass.runtime, &container.name) else { return };
         let key = backoff::crash_loop_key(&self.tracker.pod_ref, container);
@@ -176,7 +176,7 @@ impl Starts<'_> {
         });
     }
 
-    // Returns the images of the container's image volumes, or the reason why one is missing.
+    /// Returns the images of the container's image volumes, or the reason why one is missing.
     fn images_of(&self, container: &Container) -> Result<BTreeMap<String, cri::ImageSpec>, WaitingReason> {
         let mounts = container.volume_mounts.iter().flatten();
         let images = mounts.filter_map(|m| Some((m.name.clone(), self.setup.image_volumes.get(&m.name)?)));

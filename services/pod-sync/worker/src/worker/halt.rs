@@ -55,12 +55,12 @@ impl Halt {
         if error.is_refused_by_runtime() { Self::refused(error, call) } else { Self::interrupted(error) }
     }
 
-    /// A failure because the runtime refused a call; the pod waits and tries again.
+    /// Returns a failure because the runtime refused a call; the pod waits and tries again.
     pub(super) fn refused(error: &CallError, call: RuntimeCall) -> Self {
         Self::failed(call.waiting(error.message.clone()), format!("{}: {error}", call.name()))
     }
 
-    /// A call whose outcome is unknown.
+    /// Returns the interruption of a call whose outcome is unknown.
     pub(super) fn interrupted(error: &CallError) -> Self {
         Self::Interrupted(format!("{} {}: {error}", error.method, error.outcome))
     }

@@ -76,7 +76,7 @@ pub(super) async fn get(
     }
 }
 
-// Returns the headers to send, and the Host header if it differs from the host that is connected to.
+/// Returns the headers to send, and the Host header if it differs from the host that is connected to.
 fn headers(given: &[HTTPHeader]) -> Result<(HeaderMap, Option<HeaderValue>), String> {
     let (mut headers, mut host) = (HeaderMap::new(), None);
     for HTTPHeader { name, value } in given {
@@ -129,8 +129,8 @@ fn sources(
     std::iter::successors(std::error::Error::source(error), |e| e.source())
 }
 
-// Returns the text of Go's error for a failed connection, as the kubelet reports it; other errors keep their
-// own text.
+/// Returns the text of Go's error for a failed connection, as the kubelet reports it; other errors keep their
+/// own text.
 fn words(url: &Uri, error: &hyper_util::client::legacy::Error) -> String {
     let refused = sources(error)
         .filter_map(|e| e.downcast_ref::<std::io::Error>())
@@ -154,7 +154,7 @@ fn is_no_tls(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(error, Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)))
 }
 
-// Follows redirects within the host. A redirect to another host counts as an answer.
+/// Follows redirects within the host. A redirect to another host counts as an answer.
 async fn follow(first: Uri, headers: &HeaderMap, host: Option<&HeaderValue>) -> Result<(), NoAnswer> {
     let (mut url, mut host) = (first.clone(), host);
     for _ in 0..redirect::MAX_REQUESTS {

@@ -18,9 +18,9 @@ use tracing::{Instrument as _, Span};
 
 use super::Worker;
 use super::halt::{Halt, NextPass};
-use super::prepare::PodSetup;
 use super::resources::ResourceProgress;
 use super::retries::RetryTimes;
+use super::setup::PodSetup;
 use super::tracker::Tracker;
 use super::view::ViewPublisher;
 use super::work_loop::{SyncType, WorkLoop};
@@ -114,8 +114,8 @@ impl Worker {
         self.tracker.record.delete();
     }
 
-    // Publishes why the pod is suspended, and waits until the suspension may be over. Returns false if the
-    // pod manager has dropped the pod.
+    /// Publishes why the pod is suspended, and waits until the suspension may be over. Returns false if the
+    /// pod manager has dropped the pod.
     pub(super) async fn wait_suspended(&mut self, wait: &Suspension) -> bool {
         self.ctx.control.static_pod_gate.release(&self.tracker.pod_ref.uid);
         let before = self.work_loop.suspension.desired.take().unwrap_or_else(|| self.tracker.desired());
@@ -149,7 +149,7 @@ impl Worker {
         true
     }
 
-    // Publishes that another pod blocks this one: static pods of the same name run one after the other.
+    /// Publishes that another pod blocks this one: static pods of the same name run one after the other.
     pub(super) fn report_blocked(&mut self, work: &Work) {
         self.ctx.control.static_pod_gate.release(&self.tracker.pod_ref.uid);
         let desired = self.tracker.desired.borrow_and_update().clone();
@@ -252,7 +252,7 @@ impl Worker {
         }
     }
 
-    // Records the decided termination of the pod before any action of the pass.
+    /// Records the decided termination of the pod before any action of the pass.
     pub(super) fn record_termination(&mut self) {
         let uid = &self.tracker.pod_ref.uid;
         let (ending, started) =

@@ -39,6 +39,7 @@ mod resources;
 mod retries;
 mod runtime_files;
 mod sandbox;
+mod setup;
 mod start;
 mod stop;
 mod sync;
@@ -53,9 +54,9 @@ pub use halt::Halt;
 
 use std::sync::Arc;
 
-use self::prepare::PodSetup;
 use self::resources::ResourceProgress;
 use self::retries::RetryTimes;
+use self::setup::PodSetup;
 use self::tracker::Tracker;
 use self::work_loop::WorkLoop;
 use crate::context::WorkerContext;

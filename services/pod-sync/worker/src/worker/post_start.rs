@@ -107,7 +107,7 @@ impl Starts<'_> {
         Err(NotStarted::Waits(FailedStart { instance, ..reason.into() }))
     }
 
-    // Takes wake-ups of any cause. None is lost, since another pass follows each hook.
+    /// Takes wake-ups of any cause. None is lost, since another pass follows each hook.
     async fn until_ending(&self) {
         while !self.is_ending() {
             self.wakeup.notified().await;

@@ -135,8 +135,8 @@ impl PodProbes {
         self.basis = Some(basis);
     }
 
-    // Requests the periods below one second of the pod's annotation. An annotation without an effect is
-    // reported once.
+    /// Requests the periods below one second of the pod's annotation. An annotation without an effect is
+    /// reported once.
     fn request_periods(&mut self, pod: &Pod) -> GrantedPeriods {
         let found = probe_period::fast_probes(pod);
         let wanted = found.as_ref().ok().copied().flatten();
@@ -168,7 +168,7 @@ impl PodProbes {
         self.basis = None;
     }
 
-    // Reports each probe that does not run, once.
+    /// Reports each probe that does not run, once.
     fn report_left_out(&mut self, pod: &Pod, left_out: Vec<ProbeLeftOut>) {
         let is_sidecar = |name: &str| pod::init_containers(pod).iter().any(|c| c.name == name);
         for new in left_out.iter().filter(|new| !self.left_out.contains(new)) {

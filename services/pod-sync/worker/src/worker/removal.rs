@@ -132,7 +132,7 @@ impl Removals<'_> {
         Ok(())
     }
 
-    // Stops a sandbox, as the kubelet does before each removal, and removes it.
+    /// Stops a sandbox, as the kubelet does before each removal, and removes it.
     async fn remove_sandbox(&self, id: &SandboxId) -> Result<(), Halt> {
         let calls = &self.runtime.calls;
         calls.stop_sandbox(id).await.map_err(|e| Halt::of(&e, RuntimeCall::StopSandbox))?;

@@ -207,7 +207,7 @@ impl Reporter {
         self.last = Some(reported);
     }
 
-    // Emits an event about a status that is written without a part, once per part.
+    /// Emits an event about a status that is written without a part, once per part.
     fn report_shortened(&mut self, object: &Pod, without: &str) {
         if self.without.as_deref() == Some(without) {
             return;

@@ -172,8 +172,8 @@ impl Resizes<'_> {
         Ok(())
     }
 
-    // Returns the memory usage of containers whose limit decreases. Containers of unknown usage are left to
-    // the check of the whole pod.
+    /// Returns the memory usage of containers whose limit decreases. Containers of unknown usage are left to
+    /// the check of the whole pod.
     async fn usage(&self, updates: &[ContainerUpdate]) -> Result<HashMap<ContainerId, i64>, Stopped> {
         let mut usage = HashMap::new();
         for (update, _) in memory_limit_decreases(updates) {

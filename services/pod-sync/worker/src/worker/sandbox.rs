@@ -18,8 +18,8 @@ use quintlet_model::pod as pods;
 
 use super::halt::{Halt, RuntimeCall};
 use super::observe::Observer;
-use super::prepare::PodSetup;
 use super::retries::RetryTimes;
+use super::setup::PodSetup;
 use crate::context::{NodeConfig, PodEnvironment, Reporting, RuntimeAccess, WorkerControl};
 
 /// The name of the sandbox in [`RetryTimes`], which counts calls by container.

@@ -24,8 +24,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::halt::Halt;
 use super::pass::Pass;
-use super::prepare::PodSetup;
 use super::retries::{ERROR_WAIT, RetryTimes, jitter};
+use super::setup::PodSetup;
 use super::stop::Stops;
 use super::tracker::Tracker;
 use crate::context::{
@@ -231,10 +231,10 @@ impl Starts<'_> {
         Ok(id)
     }
 
-    // Returns the id and the restart count of an instance that was created and not started. The worker starts
-    // this instance and creates no other one. That includes an instance whose last start has an unknown
-    // outcome: the runtime may start it yet, and two instances must not run. An instance whose start the
-    // runtime refused is not started again, as in the kubelet.
+    /// Returns the id and the restart count of an instance that was created and not started. The worker
+    /// starts this instance and creates no other one. That includes an instance whose last start has an
+    /// unknown outcome: the runtime may start it yet, and two instances must not run. An instance whose start
+    /// the runtime refused is not started again, as in the kubelet.
     fn created_instance(&self, pass: &Pass, spec: StartSpec<'_>) -> Option<(ContainerId, u32)> {
         let container = spec.container;
         let newest = pass.runtime.newest(&container.name)?;

@@ -178,8 +178,8 @@ impl Stops<'_> {
         done
     }
 
-    // Records the start of these stops. Returns the start times of stops that are already in progress, by
-    // container ID.
+    /// Records the start of these stops. Returns the start times of stops that are already in progress, by
+    /// container ID.
     fn stops_begin<'a>(
         &mut self,
         ids: impl IntoIterator<Item = &'a ContainerId>,

@@ -79,8 +79,8 @@ impl Worker {
         self.perform(&pass, &actions, &due).await
     }
 
-    // Computes the actions of this pass with the starts that are due. Reports new waiting reasons of
-    // containers.
+    /// Computes the actions of this pass with the starts that are due. Reports new waiting reasons of
+    /// containers.
     fn decide_actions(&mut self, pass: &mut Pass) -> (PodActions, DueStarts) {
         let restart_all = decide_sync::restarts_all(&pass.status);
         failpoint::work!("actions decided");
@@ -129,7 +129,7 @@ impl Worker {
         (actions, due)
     }
 
-    // Performs the actions of this pass. After a failure, the pod waits before the next pass with actions.
+    /// Performs the actions of this pass. After a failure, the pod waits before the next pass with actions.
     async fn perform(
         &mut self,
         pass: &Pass,
@@ -160,7 +160,7 @@ impl Worker {
         Ok(NextPass::Again)
     }
 
-    // Finishes a pass without actions. Returns when the next pass is due.
+    /// Finishes a pass without actions. Returns when the next pass is due.
     async fn rest(&mut self, pass: &Pass, due: &DueStarts) -> Result<NextPass, Halt> {
         let now = self.ctx.clock.wall();
         if let Some(wait) = waiting::from_status(&pass.pod, &pass.status, &due.start_backoffs, now) {
@@ -201,7 +201,7 @@ impl Worker {
     }
 }
 
-// Emits the events about a new back-off of a container.
+/// Emits the events about a new back-off of a container.
 fn report_backoff(reporting: &Reporting, pod: &Pod, backoff: &NewBackoff) {
     let events = &reporting.events;
     match backoff {
@@ -218,7 +218,7 @@ fn report_backoff(reporting: &Reporting, pod: &Pod, backoff: &NewBackoff) {
     }
 }
 
-// Fails if the runtime cannot create a sandbox now.
+/// Fails if the runtime cannot create a sandbox now.
 fn check_runtime(
     runtime: &RuntimeAccess,
     reporting: &Reporting,

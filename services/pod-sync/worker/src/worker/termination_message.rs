@@ -67,7 +67,7 @@ fn tail(dir: &Path, path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-// Lines of CRI logs are `<time> <stream> <P|F> <text>`.
+/// Lines of CRI logs are `<time> <stream> <P|F> <text>`.
 fn log(dir: &Path, path: &Path) -> String {
     let bytes = match tail(dir, path, LOG_WINDOW) {
         Ok(bytes) => bytes,

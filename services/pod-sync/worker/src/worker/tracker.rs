@@ -193,7 +193,7 @@ impl Tracker {
         Ok(self.pass(runtime, is_terminal))
     }
 
-    // Computes the status from a runtime state and the newest probe results.
+    /// Computes the status from a runtime state and the newest probe results.
     fn pass(&self, runtime: SharedPodRuntime, is_terminal: bool) -> Pass {
         let (wall, boot) = (self.clock.wall(), self.clock.boot());
         let mut container_starts = self.record.container_starts.clone();
@@ -223,7 +223,7 @@ impl Tracker {
         Pass { pod: Arc::clone(&self.pod), runtime, probes, findings, status }
     }
 
-    // Records whether a resize is in progress, before the status is computed.
+    /// Records whether a resize is in progress, before the status is computed.
     fn note_resize(&self, runtime: &PodRuntime) {
         let (allocations, uid) = (&self.checkpoints.allocations, &self.pod_ref.uid);
         let actuated = allocations.actuated(uid);
@@ -274,7 +274,7 @@ impl Tracker {
         }
     }
 
-    // Returns the facts of the node that a pod status shows.
+    /// Returns the facts of the node that a pod status shows.
     fn node_facts(&self, handler: &str) -> NodeFacts {
         let runtime = self.runtime.borrow();
         let runtime_name = match runtime.name.as_str() {

@@ -108,10 +108,18 @@ pub struct DeviceIo {
 }
 
 impl CgroupStats {
-    /// Returns the statistics beyond [`CgroupStats::usage`].
+    /// Returns the statistics beyond [`CgroupStats::usage`], with the processes of the cgroup without those
+    /// of its descendants.
     #[must_use]
     pub fn detail(&self) -> Detail {
-        if self.is_v2 { self.detail_v2() } else { self.detail_v1() }
+        self.detail_with(&own_processes(&self.dir("memory")))
+    }
+
+    /// Returns the statistics beyond [`CgroupStats::usage`], with these processes, which the caller has read.
+    #[must_use]
+    pub fn detail_with(&self, processes: &[u32]) -> Detail {
+        let processes = u64::try_from(processes.len()).unwrap_or(u64::MAX);
+        if self.is_v2 { self.detail_v2(processes) } else { self.detail_v1(processes) }
     }
 
     /// Returns the name in cAdvisor's metrics: the path below the mount point.
@@ -135,15 +143,10 @@ impl CgroupStats {
     /// Returns the number of processes of the cgroup and of its descendants, of 256 cgroups at most.
     #[must_use]
     pub fn process_count(&self) -> u64 {
-        count(&self.processes())
+        u64::try_from(self.processes().len()).unwrap_or(u64::MAX)
     }
 
-    /// Returns the number of processes of the cgroup without its descendants.
-    fn own_process_count(&self) -> u64 {
-        count(&own_processes(&self.dir("memory")))
-    }
-
-    fn detail_v2(&self) -> Detail {
+    fn detail_v2(&self, processes: u64) -> Detail {
         let dir = self.dir("");
         let (cpu, memory) = (counters(&dir.join("cpu.stat")), counters(&dir.join("memory.stat")));
         let events = counters(&dir.join("memory.events"));
@@ -178,7 +181,7 @@ impl CgroupStats {
                 reservation: number(&dir.join("memory.min")),
             },
             devices: devices_v2(&text(&dir.join("io.stat"))),
-            processes: self.own_process_count(),
+            processes,
             threads: number(&dir.join("pids.current")),
             threads_max: number(&dir.join("pids.max")),
             shares: number(&dir.join("cpu.weight")).map(weight_to_shares),
@@ -191,7 +194,7 @@ impl CgroupStats {
         }
     }
 
-    fn detail_v1(&self) -> Detail {
+    fn detail_v1(&self, processes: u64) -> Detail {
         let at = |controller: &str, file: &str| self.dir(controller).join(file);
         let memory = counters(&at("memory", "memory.stat"));
         let cpu = counters(&at("cpu", "cpu.stat"));
@@ -229,7 +232,7 @@ impl CgroupStats {
                 reservation: limit(&at("memory", "memory.soft_limit_in_bytes")),
             },
             devices: devices_v1(&blkio("io_serviced"), &blkio("io_service_bytes")),
-            processes: self.own_process_count(),
+            processes,
             threads: number(&at("pids", "pids.current")),
             threads_max: number(&at("pids", "pids.max")),
             shares: number(&at("cpu", "cpu.shares")),
@@ -251,10 +254,6 @@ fn stalls(pressure: &str) -> Option<Stalls> {
         words.find_map(|word| word.strip_prefix("total=")?.parse().ok())
     };
     Some(Stalls { waiting_us: total("some")?, stalled_us: total("full") })
-}
-
-fn count(pids: &[u32]) -> u64 {
-    u64::try_from(pids.len()).unwrap_or(u64::MAX)
 }
 
 fn own_processes(dir: &Path) -> Vec<u32> {

@@ -1,5 +1,5 @@
 //! Tests of servers and lists on real sockets.
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 mod fifty_subscribers;
 mod lists;

@@ -18,6 +18,7 @@ pub const MAIN_SOURCE: &str = "pod-sync";
 /// Health of another service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
+    /// Name for the message of the condition.
     pub name: &'static str,
     /// Time since the service stopped serving; none while it serves.
     pub down_for: Option<Duration>,
@@ -39,7 +40,9 @@ pub fn csi_node_problem(live: &Value, has_csi_node: bool, since_start: Duration)
 /// The input of [`readiness`].
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
+    /// Newest facts of each service.
     pub facts: &'a [Facts],
+    /// Health of the services.
     pub peers: &'a [Peer],
     /// Reason against Ready from this service.
     pub own: Option<&'a str>,
@@ -49,8 +52,10 @@ pub struct View<'a> {
     pub started: Duration,
 }
 
+/// The value of the condition Ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
+    /// No service has a reason against it.
     Ready,
     /// The reasons.
     NotReady(Vec<String>),

@@ -33,6 +33,7 @@ pub const REPORT_EVERY: Duration = Duration::from_secs(300);
 /// The write that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
+    /// The object is as it should be, and no interval has ended.
     Nothing,
     /// The changed fields.
     Change,
@@ -43,7 +44,9 @@ pub enum Due {
 /// Ages of the last write and of the last report; `None` before the first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Ages {
+    /// Time since the last write of any kind.
     pub update: Option<Duration>,
+    /// Time since the last write with heartbeats, or the last write of a change, which has them, too.
     pub report: Option<Duration>,
 }
 

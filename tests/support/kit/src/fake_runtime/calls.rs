@@ -9,11 +9,15 @@ use prost::Message;
 use quintlet_cri_api::v1;
 use tonic::{Request, Response, Status};
 
-use super::Shared;
-use super::events::{self, Event};
+use super::event_bus::Event;
+use super::events;
 use super::script::{CallScript, Method};
-use super::serve::Raw;
+use super::shared::Shared;
 use super::world::{self, StopReply, no_container, no_sandbox};
+
+/// Bytes of a request, including fields of a later CRI.
+#[derive(Clone)]
+pub(super) struct Raw(pub(super) Bytes);
 
 /// Ends the count of a call in flight when dropped.
 pub(super) struct Leave(pub(super) Arc<Shared>, pub(super) Method);

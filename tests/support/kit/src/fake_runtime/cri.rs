@@ -10,9 +10,9 @@ use quintlet_cri_api::v1::runtime_service_server::RuntimeService;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::Shared;
 use super::lists::{self, ListStream};
 use super::script::Method;
+use super::shared::Shared;
 use super::world::{no_container, no_sandbox};
 
 pub(crate) struct Cri(pub(crate) Arc<Shared>);

@@ -20,6 +20,7 @@ impl FakeRuntime {
         self.shared.disturbed.load(Ordering::Relaxed)
     }
 
+    /// Adds a rule behind the earlier ones, until it is removed by its ID.
     pub fn script(&self, rule: Rule) -> RuleId {
         self.disturb();
         self.shared.script.add(rule)

@@ -6,9 +6,9 @@ use quintlet_cri_api::v1;
 use quintlet_cri_api::v1::image_service_server::ImageService;
 use tonic::{Request, Response, Status};
 
-use super::Shared;
 use super::lists::{self, ListStream};
 use super::script::Method;
+use super::shared::Shared;
 
 pub(crate) struct Images(pub(crate) Arc<Shared>);
 

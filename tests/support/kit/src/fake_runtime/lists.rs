@@ -11,9 +11,9 @@ use prost::Message;
 use quintlet_cri_api::v1;
 use tonic::{Request, Response, Status};
 
-use super::Shared;
 use super::calls::Leave;
 use super::script::Method;
+use super::shared::Shared;
 use super::world::{ContainerRecord, SandboxRecord};
 
 fn labels_match(selector: &HashMap<String, String>, labels: &HashMap<String, String>) -> bool {

@@ -9,6 +9,7 @@
 
 mod calls;
 mod cri;
+mod event_bus;
 mod events;
 mod faults;
 mod images;
@@ -16,6 +17,7 @@ mod lists;
 mod options;
 mod script;
 mod serve;
+mod shared;
 mod starts;
 mod world;
 
@@ -23,106 +25,17 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 use quintlet_cri_api::v1;
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use options::{ExecReply, Options, WALL_BASE_UNIX_NS};
 pub use script::{Call, Method, Rule, RuleId};
 pub use world::{Behaviour, ContainerRecord, ContainerSeed, SandboxRecord, StopReply};
 
-use events::Event;
-
-type ExecHandler = Arc<dyn Fn(&str, &[String]) -> ExecReply + Send + Sync>;
-
-pub(crate) struct Shared {
-    pub(crate) options: Options,
-    pub(crate) world: Mutex<world::World>,
-    pub(crate) script: script::Script,
-    pub(crate) bus: events::Bus,
-    pub(crate) exec: Mutex<ExecHandler>,
-    /// Counts changes of the state, to wake waiting tasks.
-    pub(crate) changed: watch::Sender<u64>,
-    pub(crate) finish_abandoned: AtomicBool,
-    end_failed_starts: AtomicBool,
-    /// Whether list streams are implemented.
-    pub(crate) list_streams: AtomicBool,
-    /// Whether UpdatePodSandboxResources is implemented.
-    pub(crate) sandbox_updates: AtomicBool,
-    pub(crate) disturbed: AtomicBool,
-}
-
-impl Shared {
-    pub(crate) fn touch(&self) {
-        self.changed.send_modify(|n| *n += 1);
-    }
-
-    /// Ends the process of a container or sandbox: publishes the containerd event and, after the lag, changes
-    /// the CRI state.
-    pub(crate) fn exit(self: &Arc<Self>, id: &str, code: i32, reason: Option<&str>) -> bool {
-        if !self.world.lock().begin_exit(id) {
-            return false;
-        }
-        self.bus.containerd(Event::Exit { id: id.to_owned(), exec_id: None, code });
-        let lag = self.options.exit_lag;
-        if lag.is_zero() {
-            self.finish_exit(id, code, reason);
-        } else {
-            let shared = Arc::clone(self);
-            let id = id.to_owned();
-            let reason = reason.map(str::to_owned);
-            crate::spawn(async move {
-                tokio::time::sleep(lag).await;
-                shared.finish_exit(&id, code, reason.as_deref());
-            });
-        }
-        true
-    }
-
-    fn finish_exit(&self, id: &str, code: i32, reason: Option<&str>) {
-        self.world.lock().finish_exit(id, code, reason);
-        self.touch();
-        self.bus.containerd(Event::TaskDeleted { id: id.to_owned(), code });
-        self.cri_event(id, v1::ContainerEventType::ContainerStoppedEvent);
-    }
-
-    pub(crate) fn cri_event(&self, id: &str, kind: v1::ContainerEventType) {
-        // The event has the whole pod, so it is created only for subscribers.
-        if !self.options.cri_events {
-            return;
-        }
-        if let Some(event) = self.world.lock().cri_event(id, kind) {
-            self.bus.cri(event);
-        }
-    }
-
-    /// Ends the process of `id` according to its behaviour.
-    pub(crate) fn run_behaviour(self: &Arc<Self>, id: &str) {
-        let Some((after, code)) = self.world.lock().behaviour_of(id).exit else { return };
-        let (shared, id) = (Arc::clone(self), id.to_owned());
-        crate::spawn(async move {
-            tokio::time::sleep(after).await;
-            shared.exit(&id, code, None);
-        });
-    }
-
-    /// Waits until `done` holds for the state.
-    pub(crate) async fn wait_world(&self, mut done: impl FnMut(&world::World) -> bool) {
-        let mut changed = self.changed.subscribe();
-        loop {
-            changed.borrow_and_update();
-            if done(&self.world.lock()) {
-                return;
-            }
-            if changed.changed().await.is_err() {
-                return;
-            }
-        }
-    }
-}
+use event_bus::Event;
+use shared::Shared;
 
 /// Handle of the fake runtime. Clones share one runtime.
 #[derive(Clone)]
@@ -146,19 +59,7 @@ impl FakeRuntime {
     /// Creates a runtime that does not serve before [`Self::up`].
     #[must_use]
     pub fn stopped(path: &Path, options: Options) -> Self {
-        let shared = Arc::new(Shared {
-            world: Mutex::new(world::World::new(options.wall_base_unix_ns)),
-            script: script::Script::default(),
-            bus: events::Bus::new(options.containerd_events, options.cri_events),
-            exec: Mutex::new(Arc::new(|_, _| ExecReply::default())),
-            changed: watch::Sender::new(0),
-            finish_abandoned: AtomicBool::new(false),
-            end_failed_starts: AtomicBool::new(false),
-            list_streams: AtomicBool::new(false),
-            sandbox_updates: AtomicBool::new(false),
-            disturbed: AtomicBool::new(false),
-            options,
-        });
+        let shared = Arc::new(Shared::new(options));
         Self { shared, path: path.to_owned(), server: Arc::default() }
     }
 
@@ -298,6 +199,7 @@ impl FakeRuntime {
         (world.sandboxes.values().cloned().collect(), world.containers.values().cloned().collect())
     }
 
+    /// Returns a container as it is now; `None` if it does not exist.
     #[must_use]
     pub fn container(&self, id: &str) -> Option<ContainerRecord> {
         self.shared.world.lock().containers.get(id).map(|c| ContainerRecord::clone(c))
@@ -391,25 +293,5 @@ impl FakeRuntime {
     fn created_events(&self, id: &str) {
         self.shared.bus.containerd(Event::Created { id: id.to_owned() });
         self.shared.cri_event(id, v1::ContainerEventType::ContainerCreatedEvent);
-    }
-}
-
-impl Shared {
-    pub(crate) fn sandbox_events(&self, id: &str) {
-        self.bus.containerd(Event::Created { id: id.to_owned() });
-        self.bus.containerd(Event::Started { id: id.to_owned() });
-        self.cri_event(id, v1::ContainerEventType::ContainerCreatedEvent);
-        self.cri_event(id, v1::ContainerEventType::ContainerStartedEvent);
-    }
-
-    pub(crate) fn remove(&self, id: &str) {
-        let all = self.world.lock().remove(id);
-        for gone in all {
-            self.bus.containerd(Event::Deleted { id: gone.id });
-            if let Some(event) = gone.event {
-                self.bus.cri(event);
-            }
-        }
-        self.touch();
     }
 }

@@ -87,8 +87,11 @@ impl Options {
 /// Result of a command that ExecSync runs.
 #[derive(Debug, Clone, Default)]
 pub struct ExecReply {
+    /// Standard output of the command.
     pub stdout: Vec<u8>,
+    /// Standard error of the command.
     pub stderr: Vec<u8>,
+    /// Exit code of the command.
     pub exit_code: i32,
     /// Duration of the command. A duration beyond the call's timeout results in DEADLINE_EXCEEDED.
     pub after: Duration,

@@ -73,6 +73,7 @@ methods!(
 /// A recorded call.
 #[derive(Debug, Clone)]
 pub struct Call {
+    /// The called method.
     pub method: Method,
     /// Time of its arrival.
     pub at: Instant,

@@ -19,20 +19,17 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tower::Service;
 
-use super::Shared;
+use super::calls::Raw;
 use super::cri::Cri;
 use super::events::EventsServer;
 use super::images::Images;
+use super::shared::Shared;
 
 /// Size of the gRPC message prefix: a flag for compression, which is not used here, and the length.
 const FRAME_HEAD: usize = 5;
 
 /// Size limit of a CRI message, as in the kubelet.
 pub(super) const MAX_MESSAGE: usize = 16 * 1024 * 1024;
-
-/// Bytes of a request, including fields of a later CRI.
-#[derive(Clone)]
-pub(super) struct Raw(pub(super) Bytes);
 
 /// Keeps the bytes of each request: every CRI request is one message.
 #[derive(Clone)]

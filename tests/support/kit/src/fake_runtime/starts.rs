@@ -6,9 +6,10 @@ use std::sync::atomic::Ordering;
 use quintlet_cri_api::v1;
 use tonic::Status;
 
-use super::events::Event;
+use super::FakeRuntime;
+use super::event_bus::Event;
 use super::script::CallScript;
-use super::{FakeRuntime, Shared};
+use super::shared::Shared;
 
 /// A start in flight, which excludes other starts of the container.
 struct Starting<'a>(&'a Shared, &'a str);

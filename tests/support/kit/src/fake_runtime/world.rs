@@ -20,6 +20,7 @@ pub enum StopReply {
     Exits {
         /// Time until the exit.
         after: Duration,
+        /// The exit code.
         code: i32,
     },
     /// Ignores the signal, and is killed (137) at the timeout.
@@ -46,9 +47,11 @@ impl Default for Behaviour {
 pub struct ContainerSeed {
     /// Name in the pod.
     pub name: String,
+    /// Number of the instance, from 0.
     pub attempt: u32,
     /// Image, which is added if it does not exist.
     pub image: String,
+    /// Annotations, which a node agent reads back.
     pub annotations: HashMap<String, String>,
     /// Environment variables, as `(name, value)`.
     pub envs: Vec<(String, String)>,
@@ -95,6 +98,7 @@ pub struct SandboxRecord {
 }
 
 impl SandboxRecord {
+    /// Returns the ID of the sandbox.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.status.id
@@ -127,6 +131,7 @@ pub struct ContainerRecord {
 }
 
 impl ContainerRecord {
+    /// Returns the ID of the container.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.status.id

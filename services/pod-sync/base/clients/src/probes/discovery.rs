@@ -1,20 +1,9 @@
-//! Discovers instances by their sockets.
+//! Watches the directory with the sockets of instances.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use notify::Watcher as _;
 use tokio::sync::mpsc;
-
-// Blocks: the run directory is on a tmpfs.
-/// Returns the IDs of the instances whose sockets are in `dir`.
-pub(super) fn sockets(dir: &Path) -> BTreeSet<String> {
-    let Ok(entries) = std::fs::read_dir(dir) else { return BTreeSet::new() };
-    entries
-        .flatten()
-        .filter_map(|e| e.file_name().to_str().and_then(|n| n.strip_suffix(".sock")).map(str::to_owned))
-        .collect()
-}
 
 // Blocks: the run directory is on a tmpfs.
 /// Watches the directory, and sends to `wake` after each change. Returns `None` if the watch fails.

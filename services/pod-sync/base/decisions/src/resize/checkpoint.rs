@@ -23,6 +23,7 @@ struct Data {
     entries: Option<PodResourceEntries>,
 }
 
+/// Reason why a checkpoint of allocations is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum CorruptCheckpoint {
     /// The file is not valid JSON, or has other fields.
@@ -46,7 +47,7 @@ pub enum CorruptCheckpoint {
 /// # Errors
 /// Serialization failed, which resources of the API do not cause.
 pub fn encode(entries: &PodResourceEntries) -> Result<Vec<u8>, serde_json::Error> {
-    // Borrows the entries; used for writing only.
+    /// Borrows the entries; used for writing only.
     #[derive(Serialize)]
     struct Data<'a> {
         entries: &'a PodResourceEntries,

@@ -43,6 +43,7 @@ impl PendingReason {
 /// A resize that is not allocated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PendingResize {
+    /// Whether the resize is retried.
     pub reason: PendingReason,
     /// Reason of the failed admission, or of the infeasibility, for the message of the event.
     pub cause: String,
@@ -71,7 +72,7 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     pod::init_containers(pod).iter().chain(&pod::spec(pod).containers)
 }
 
-// Returns whether request or limit of one resource differ.
+/// Returns whether request or limit of one resource differ.
 fn changes(a: &Container, b: &Container, name: &str) -> bool {
     let amount = |l: ResourceList| l.get(name).copied().unwrap_or_default();
     amount(qos::container_limits(a)) != amount(qos::container_limits(b))
@@ -121,10 +122,13 @@ pub fn infeasible(desired: &Pod, allocated: &Pod, rules: NodeResizePolicy) -> Op
 /// A resize in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueuedResize {
+    /// The resized pod.
     pub uid: PodUid,
     /// Whether the resize increases CPU or memory requests.
     pub increases: bool,
+    /// `spec.priority`; higher ones are allocated first.
     pub priority: i32,
+    /// Whether the QoS class is Guaranteed; such pods precede others of their priority.
     pub guaranteed: bool,
     /// Time at which the resize became pending; `None` if it has not been tried.
     pub since: Option<jiff::Timestamp>,

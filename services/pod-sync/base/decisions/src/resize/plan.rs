@@ -55,7 +55,9 @@ pub fn resize_policy(container: &SpecContainer, resource: Resource) -> ResizePol
 /// Request and limit of one resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RequestAndLimit {
+    /// Upper bound in millicores or bytes; `None` if there is none.
     pub limit: Option<i64>,
+    /// Requested amount in millicores or bytes; `None` if the field is not set.
     pub request: Option<i64>,
 }
 
@@ -74,7 +76,7 @@ impl RequestAndLimit {
         }
     }
 
-    // As [`RequestAndLimit::of`], with the pod-level limit for a container without one.
+    /// Reads the amounts as [`RequestAndLimit::of`], with the pod-level limit for a container without one.
     fn with_level(
         own: Option<&ResourceRequirements>,
         level: Option<&ResourceRequirements>,
@@ -90,7 +92,7 @@ impl RequestAndLimit {
             || self.request.unwrap_or(0) != other.request.unwrap_or(0)
     }
 
-    // Compares the limits if they differ, the requests otherwise.
+    /// Compares the limits if they differ, the requests otherwise.
     fn is_less_than(self, other: Self) -> bool {
         let (own, others) = (self.limit.unwrap_or(0), other.limit.unwrap_or(0));
         if own == others { self.request.unwrap_or(0) < other.request.unwrap_or(0) } else { own < others }
@@ -125,6 +127,7 @@ impl RequestAndLimit {
 /// A running container whose resources change in place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerUpdate {
+    /// The instance that is updated.
     pub id: ContainerId,
     /// Name in the spec.
     pub name: String,
@@ -149,6 +152,7 @@ pub struct ResizeActions {
 }
 
 impl ResizeActions {
+    /// Returns whether the running containers, the pod and its volumes have the allocated resources already.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.memory.is_empty() && self.cpu.is_empty() && !self.pod && self.volumes.is_empty()
@@ -201,8 +205,8 @@ fn changed(
     })
 }
 
-// Returns the amounts that the runtime reports, unless they are equal to `wanted` after the runtime's
-// rounding.
+/// Returns the amounts that the runtime reports, unless they are equal to `wanted` after the runtime's
+/// rounding.
 fn reported(running: &Container, resource: Resource, wanted: RequestAndLimit) -> RequestAndLimit {
     let Some(actual) = running.resources else { return wanted };
     match resource {

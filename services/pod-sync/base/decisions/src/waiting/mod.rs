@@ -19,7 +19,9 @@ pub use status::{StartBackoff, StartBackoffs, WaitingFor, from_status};
 /// A lifecycle hook in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Hook {
+    /// The container runs, and its hook delays the start of the next container.
     PostStart,
+    /// The container runs, and its hook delays the stop signal.
     PreStop,
 }
 
@@ -34,6 +36,7 @@ pub enum Waiting {
     },
     /// Another service, or the API server, does not answer.
     Service {
+        /// Name of the service, as in its command line; `API server` for that one.
         name: &'static str,
     },
     /// Admission has not been decided yet.
@@ -50,6 +53,7 @@ pub enum Waiting {
     },
     /// Pods that are preempted for this one have not terminated yet.
     Preempting {
+        /// UIDs of the pods that still run.
         victims: Vec<String>,
     },
     /// The plugin of a device has not registered, or has not listed its devices; or the devices are being
@@ -70,18 +74,22 @@ pub enum Waiting {
         /// Error of the last attempt.
         error: Option<String>,
     },
+    /// The runtime reports that pods cannot have a network, and the pod needs one.
     NetworkNotReady {
         /// The runtime's message.
         message: String,
     },
     /// The pod's cgroup could not be created.
     Cgroup {
+        /// Error of the last attempt.
         message: String,
     },
     /// The pod's directories could not be created.
     DataDirs {
+        /// Error of the last attempt.
         message: String,
     },
+    /// Volumes of the pod are not set up, attached or mounted.
     Volumes {
         /// Names of the volumes that are not mounted.
         unmounted: Vec<String>,
@@ -90,18 +98,24 @@ pub enum Waiting {
     },
     /// RunPodSandbox is in progress.
     SandboxCreating {
+        /// Number of the sandbox, which starts at 0 for each pod.
         attempt: u32,
     },
     /// The sandbox could not be created.
     SandboxFailing {
+        /// Error of the last attempt.
         message: String,
     },
+    /// The runtime pulls an image.
     ImagePulling {
+        /// Name in the spec.
         container: String,
+        /// The image in the spec.
         image: String,
     },
     /// Crash-loop back-off of a container.
     CrashLoop {
+        /// Name in the spec.
         container: String,
         /// Exit code of the last instance.
         exit_code: i32,
@@ -110,26 +124,38 @@ pub enum Waiting {
     },
     /// The next attempt after a failed start.
     StartFailed {
+        /// Name in the spec.
         container: String,
+        /// The step that failed.
         failure: StartFailure,
+        /// Error of the last attempt.
         message: String,
     },
     /// An init container has not completed, or a sidecar has not started.
     PodInitializing {
+        /// Name of the container in the spec.
         container: String,
     },
     /// A container was not started yet.
     ContainerCreating {
+        /// Name in the spec.
         container: String,
     },
+    /// A lifecycle hook runs and has not answered.
     HookRunning {
+        /// Name in the spec.
         container: String,
+        /// The hook in progress.
         hook: Hook,
     },
+    /// The startup probe of a running container has not succeeded.
     StartupProbe {
+        /// Name in the spec.
         container: String,
     },
+    /// The readiness probe of a running container fails, or has not run.
     ReadinessProbe {
+        /// Name in the spec.
         container: String,
     },
     /// Readiness gates, which other clients set.
@@ -146,29 +172,36 @@ pub enum Waiting {
         /// The whole grace period, in seconds.
         grace: i64,
     },
+    /// All containers have stopped. StopPodSandbox is in progress.
     SandboxStopping,
     /// The runtime failed to stop a container or a sandbox.
     StopFailing {
+        /// Error of the last attempt.
         message: String,
     },
     /// The runtime failed to remove a container or a sandbox.
     RemovalFailing {
+        /// Error of the last attempt.
         message: String,
     },
     /// The claims of the pod could not be unprepared.
     ClaimsUnpreparing {
+        /// Error of the last attempt.
         error: String,
     },
     /// Volumes could not be unmounted.
     VolumesUnmounting {
+        /// Error of the last attempt.
         error: String,
     },
     /// The cgroup could not be removed.
     CgroupRemoval {
+        /// Error of the last attempt.
         error: String,
     },
     /// The pod's directory could not be removed.
     DirectoriesRemoval {
+        /// Error of the last attempt.
         error: String,
     },
     /// The API server does not have the last status yet.
@@ -183,19 +216,24 @@ pub enum Waiting {
     },
     /// A resize is deferred; the pod keeps its allocated resources.
     ResizeDeferred {
+        /// Message of the condition PodResizePending.
         message: String,
     },
     /// A resize is infeasible; the pod keeps its allocated resources.
     ResizeInfeasible {
+        /// Message of the condition PodResizePending.
         message: String,
     },
     /// The work of the pod panicked or crashed a process, and the pod is suspended.
     InternalError {
+        /// Message of the panic, or description of the crash.
         message: String,
     },
     /// Admission rejected the pod; it stays until it is deleted.
     Rejected {
+        /// `status.reason`, for example `NodeAffinity` or `OutOfcpu`.
         reason: String,
+        /// `status.message`.
         message: String,
     },
 }

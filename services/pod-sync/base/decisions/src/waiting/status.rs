@@ -14,7 +14,9 @@ use crate::restart::RESTARTING_ALL;
 /// The reason for which a pod waits, and the times of the wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WaitingFor {
+    /// The first unfinished step, in the order of a pod's start.
     pub what: Waiting,
+    /// Wall-clock time at which the wait began; `None` if the status does not have it.
     pub since: Option<jiff::Timestamp>,
     /// Latest end of the wait; `None` if it is not known.
     pub until: Option<jiff::Timestamp>,
@@ -23,6 +25,7 @@ pub struct WaitingFor {
 /// A container start delayed by a back-off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StartBackoff {
+    /// Time until the next attempt.
     pub remaining: Duration,
     /// Length of the whole back-off.
     pub delay: Duration,

@@ -44,6 +44,7 @@ pub enum TerminationCause {
     Removed,
     /// The pod's phase became terminal, or admission rejected the pod.
     Completed,
+    /// The node agent evicts the pod: pressure of the node, a limit of local storage, or preemption.
     Evicted,
 }
 
@@ -56,12 +57,14 @@ pub struct PodFacts {
     pub is_static: bool,
     /// Whether `metadata.deletionTimestamp` is set.
     pub deleted: bool,
+    /// Grace periods of the object.
     pub grace: PodGrace,
     /// Whether the pod's phase in the API server is terminal.
     pub terminal: bool,
 }
 
 impl PodFacts {
+    /// Reads the facts from an object of a source. `full_name` is `<name>_<namespace>`.
     #[must_use]
     pub fn of(pod: &Pod, full_name: String) -> Self {
         let is_static = pods::is_static(pod);
@@ -80,6 +83,7 @@ impl PodFacts {
 /// A termination in progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Termination {
+    /// The cause that was first; later ones do not replace it.
     pub cause: TerminationCause,
     /// Effective grace period, in seconds; it can only shrink.
     pub grace_seconds: i64,
@@ -87,6 +91,7 @@ pub struct Termination {
     pub deadline: Duration,
     /// CLOCK_BOOTTIME at which the termination began.
     pub since: Duration,
+    /// How far the termination has come.
     pub progress: TerminationProgress,
     /// Overrides of the status, if the node agent terminates the pod.
     pub killed_as: Option<KillOverride>,
@@ -172,6 +177,7 @@ pub enum WorkOutcome {
     Requeue,
     /// The worker runs again after this wait or the resync interval, whichever is shorter.
     Idle(Option<Duration>),
+    /// The runtime reports that pods cannot have a network: the pod is retried soon.
     NetworkNotReady,
     /// The pod failed: retry after this wait, or after a default.
     Failed(Option<Duration>),
@@ -210,8 +216,11 @@ pub struct KillPodOptions {
 pub enum Input {
     /// A source or the node agent updates a pod.
     Update {
+        /// UID of the pod, which keys its worker.
         uid: PodUid,
+        /// Facts of the object as it is now.
         facts: PodFacts,
+        /// Kind of the update, with the parameters of a kill.
         kind: SyncPodType,
         /// The runtime has no ready sandbox and no running container of the pod.
         quiet: bool,
@@ -222,13 +231,16 @@ pub enum Input {
     Reject(PodUid),
     /// The runtime has a pod of this node that no source has.
     Orphan {
+        /// UID in the labels of the runtime's sandbox.
         uid: PodUid,
         /// `<name>_<namespace>`.
         full_name: String,
     },
     /// A record of a previous process.
     Restore {
+        /// UID in the name of the record.
         uid: PodUid,
+        /// Facts from the record.
         facts: PodFacts,
         /// The termination, if it had begun.
         termination: Option<Termination>,
@@ -242,7 +254,12 @@ pub enum Input {
     /// The worker's sync reached the runtime and is no longer cancelled.
     RuntimeReached(PodUid),
     /// The worker finished its work.
-    Done { uid: PodUid, outcome: WorkOutcome },
+    Done {
+        /// UID of the pod, which keys its worker.
+        uid: PodUid,
+        /// Result of the work.
+        outcome: WorkOutcome,
+    },
     /// The worker exited unexpectedly.
     WorkerExited(PodUid),
 }
@@ -268,6 +285,7 @@ pub enum Effect {
     Restart(PodUid),
 }
 
+/// A row of the table of transitions. Tests check that each one was applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs, reason = "each name is the sentence")]
 pub enum Rule {
@@ -402,6 +420,7 @@ impl Rule {
 /// Changes of the workers that one input caused.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WorkerTransition {
+    /// Effects for the caller to execute, in order.
     pub effects: Vec<Effect>,
     /// Rules that were applied, in order.
     pub rules: Vec<Rule>,
@@ -490,7 +509,7 @@ impl PodSyncStatus {
         self.orphan == OrphanState::RuntimeOnly
     }
 
-    // Sets the progress of the termination, if there is one.
+    /// Sets the progress of the termination, if there is one.
     fn set_progress(&mut self, progress: TerminationProgress) {
         if let Some(termination) = self.termination.as_mut() {
             termination.progress = progress;

@@ -301,7 +301,7 @@ impl PodSyncStatuses {
         out.effects.push(Effect::Work(uid, work));
     }
 
-    // Returns false if the pod does not start now; the effects say what happens instead.
+    /// Returns false if the pod does not start now; the effects say what happens instead.
     fn starts(&mut self, uid: &PodUid, at: At, out: &mut WorkerTransition) -> bool {
         let Some(state) = self.pods.get(uid) else { return false };
         let name = state.facts.full_name.clone();
@@ -456,7 +456,7 @@ fn begin(cause: TerminationCause, grace: PodGrace, wanted: Option<i64>, now: Dur
     }
 }
 
-// Begins a termination, or joins the one in progress.
+/// Begins a termination, or joins the one in progress.
 #[allow(clippy::too_many_arguments, reason = "the whole of one transition")]
 fn end(
     state: &mut PodSyncStatus,

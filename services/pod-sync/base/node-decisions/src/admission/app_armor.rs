@@ -42,7 +42,7 @@ impl Profile {
     }
 }
 
-// The profile of the container, of its beta annotation, or of the pod, in this order.
+/// Returns the profile of the container, of its beta annotation, or of the pod, in this order.
 fn profile(pod: &Pod, container: &Container) -> Option<Profile> {
     let own = container.security_context.as_ref().and_then(|s| s.app_armor_profile.as_ref());
     if let Some(own) = own {

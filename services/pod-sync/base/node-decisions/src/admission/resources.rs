@@ -9,11 +9,13 @@ use quintlet_model::quantity::Quantity;
 /// A resource of which the node has too little (`pkg/kubelet/lifecycle: InsufficientResourceError`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InsufficientResource {
+    /// Name of the resource, such as `cpu` or `pods`.
     pub resource: String,
     /// Requested amount: CPU in millicores, other resources in whole units.
     pub requested: i64,
     /// Amount requested by the other pods.
     pub used: i64,
+    /// Allocatable amount of the node.
     pub capacity: i64,
 }
 

@@ -6,6 +6,7 @@ use super::resources::InsufficientResource;
 /// Result of admission (`pkg/kubelet/lifecycle: PodAdmitResult`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AdmitResult {
+    /// The pod may start.
     Admit,
     /// The pod is rejected and becomes Failed.
     Reject(Rejection),

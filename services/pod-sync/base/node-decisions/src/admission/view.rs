@@ -7,8 +7,11 @@ use quintlet_model::qos::ResourceList;
 /// A pressure condition of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PressureCondition {
+    /// `MemoryPressure`.
     Memory,
+    /// `DiskPressure`.
     Disk,
+    /// `PIDPressure`.
     Pid,
 }
 

@@ -69,12 +69,15 @@ type Request = Object<PodCertificateRequestSpec, PodCertificateRequestStatus>;
 /// Inputs of [`PodCertificates`].
 #[derive(Debug, Clone)]
 pub struct PodCertificateContext {
+    /// Name of the node, which the requests have.
     pub node: String,
     /// The Node of the API server.
     pub nodes: watch::Receiver<Option<Arc<Node>>>,
+    /// Records events of pods whose request was refused.
     pub events: Events,
     /// Wakes the worker of a pod whose certificate was issued or refused.
     pub wakeups: Arc<WorkerWakeups>,
+    /// Wall clock of validity, which tests replace.
     pub clock: Clock,
 }
 

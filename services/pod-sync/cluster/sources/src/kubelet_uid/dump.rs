@@ -54,7 +54,7 @@ impl Dumper<'_> {
         self.text("}");
     }
 
-    // Writes a value without its type.
+    /// Writes a value without its type.
     fn value(&mut self, go_type: &str, value: Option<&Value>) {
         let value = value.filter(|value| !value.is_null());
         if let Some(pointed) = go_type.strip_prefix('*') {
@@ -114,7 +114,7 @@ impl Dumper<'_> {
         self.quantity(Some(value), GoQuantity::rounded);
     }
 
-    // Writes a text, or the sum of a list of texts.
+    /// Writes a text, or the sum of a list of texts.
     fn quantity(
         &mut self,
         value: Option<&Value>,

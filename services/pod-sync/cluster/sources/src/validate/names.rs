@@ -23,7 +23,7 @@ fn is_lower(b: u8) -> bool {
     b.is_ascii_lowercase() || b.is_ascii_digit()
 }
 
-// Begins and ends with `edge`, and has `edge` or one of `inner` in between.
+/// Begins and ends with `edge`, and has `edge` or one of `inner` in between.
 fn is_word(text: &str, edge: impl Fn(u8) -> bool, inner: &[u8]) -> bool {
     let bytes = text.as_bytes();
     bytes.first().is_some_and(|b| edge(*b))

@@ -10,11 +10,17 @@ use pod_sync_node_decisions::admission::normal_sysctl;
 use super::errors::Errors;
 use super::names;
 
+/// Longest name of an AppArmor profile, in bytes (`PATH_MAX` of Linux without the terminating null byte).
 const MAX_APP_ARMOR: usize = 4095;
+/// Longest GMSA credential spec, in bytes (`maxGMSACredentialSpecLength`).
 const MAX_GMSA_SPEC: usize = 64 << 10;
+/// Length from which the domain of a Windows user is too long, in bytes
+/// (`maxRunAsUserNameDomainLength`).
 const MAX_USER_DOMAIN: usize = 256;
+/// Longest name of a Windows user, in bytes (`maxRunAsUserNameUserLength`).
 const MAX_USER: usize = 104;
 
+/// Validates a user or group ID (`IsValidUserID`, `IsValidGroupID`).
 pub(super) fn id(id: Option<i64>, path: impl std::fmt::Display, errors: &mut Errors) {
     if let Some(id) = id.filter(|id| !(0..=i64::from(i32::MAX)).contains(id)) {
         errors.invalid(path, id, names::ID);

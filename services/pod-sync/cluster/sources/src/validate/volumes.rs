@@ -74,7 +74,7 @@ fn api_references(volume: &Volume, path: &str, errors: &mut Errors) {
     }
 }
 
-// The sources, in the order in which upstream checks them.
+/// Returns the sources, in the order in which upstream checks them.
 fn sources(v: &Volume) -> Vec<&'static str> {
     [
         ("emptyDir", v.empty_dir.is_some()),

@@ -64,7 +64,7 @@ impl From<serde_json::Error> for InvalidDockerConfig {
     }
 }
 
-// As in Go, `null` is a field that is not set: tools write it for credentials in a helper.
+/// Reads `null`, as Go does, as a field that is not set: tools write it for credentials in a helper.
 #[derive(Default, Deserialize)]
 struct WireEntry {
     username: Option<String>,
@@ -160,7 +160,7 @@ impl<T: Clone> Keyring<T> {
     }
 }
 
-// Strips the scheme and API version that old versions of docker wrote.
+/// Strips the scheme and API version that old versions of docker wrote.
 fn normal_key(key: &str) -> String {
     let rest = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
     let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));

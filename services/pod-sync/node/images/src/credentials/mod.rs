@@ -17,8 +17,7 @@ use quintlet_model::pod as pods;
 use self::keyring::{Credential, InvalidDockerConfig, Keyring, parse_config_json, parse_dockercfg};
 use self::node_files::NodeFiles;
 use self::plugins::{PluginAccount, PluginAccounts, Plugins, TokenAttributes};
-use pod_sync_layout::ObjectSource;
-use pod_sync_layout::{TokenCache, TokenKey, TokenSource};
+use pod_sync_layout::{ObjectSource, TokenCache, TokenKey, TokenSource};
 use pod_sync_node_decisions::image_access::{ImagePullSecret, ImagePullServiceAccount, PullCredentials};
 use pod_sync_node_decisions::image_name;
 
@@ -86,7 +85,7 @@ impl Credentials {
         all
     }
 
-    // Returns `None` if the account lacks what the plugin requires.
+    /// Returns `None` if the account lacks what the plugin requires.
     async fn account(
         &self,
         attributes: &TokenAttributes,
@@ -190,7 +189,7 @@ impl CredentialSource {
     }
 }
 
-// Returns the UID in the token. The signature is not checked, since the API server itself sent the token.
+/// Returns the UID in the token. The signature is not checked, since the API server itself sent the token.
 fn account_uid(token: &str) -> Option<String> {
     let claims = token.split('.').nth(1)?;
     let bytes = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(claims).ok()?;

@@ -68,7 +68,7 @@ impl Drop for Reserved<'_> {
 }
 
 impl Devices {
-    // Returns the first resource of a pod whose plugin is away. The pod is woken when that changes.
+    /// Returns the first resource of a pod whose plugin is away. The pod is woken when that changes.
     pub(super) fn awaits_plugin(&self, uid: &PodUid, pod: &Pod) -> Option<(String, Duration)> {
         let now = self.shared.clock.boot();
         let mut state = self.shared.state.lock();
@@ -80,8 +80,8 @@ impl Devices {
         Some((resource, until))
     }
 
-    // Allocates for all containers of a pod that is admitted, or for one container of a pod that was
-    // admitted.
+    /// Allocates for all containers of a pod that is admitted, or for one container of a pod that was
+    /// admitted.
     pub(super) async fn allocate_all(
         &self,
         uid: &PodUid,

@@ -20,7 +20,7 @@ const MOST_DEVICES: usize = 1 << 17;
 const HEALTHY: &str = "Healthy";
 
 impl Shared {
-    // Follows the lists of a plugin until its registration ends.
+    /// Follows the lists of a plugin until its registration ends.
     pub(super) async fn follow(&self, resource: &str, plugin: &DevicePlugin) {
         let lists = async {
             let mut lists = plugin.lists().await?;
@@ -41,7 +41,7 @@ impl Shared {
         self.ended(resource, plugin.number, error);
     }
 
-    // Takes over a list. Returns false if the registration is no longer the current one.
+    /// Takes over a list. Returns false if the registration is no longer the current one.
     fn listed(&self, resource: &str, number: RegistrationNumber, list: ListAndWatchResponse) -> bool {
         let (devices, problem) = usable_devices(list);
         let (all, healthy) = (devices.len(), devices.values().filter(|device| device.is_healthy).count());
@@ -55,7 +55,7 @@ impl Shared {
         true
     }
 
-    // Ends a registration, if it is the current one.
+    /// Ends a registration, if it is the current one.
     pub(super) fn ended(&self, resource: &str, number: RegistrationNumber, error: Option<String>) {
         {
             let mut state = self.state.lock();
@@ -77,7 +77,7 @@ impl Shared {
         self.changed();
     }
 
-    // Publishes the capacity, and wakes the pods that wait.
+    /// Publishes the capacity, and wakes the pods that wait.
     pub(super) fn changed(&self) {
         let (capacity, waiting) = {
             let mut state = self.state.lock();
@@ -93,7 +93,7 @@ impl Shared {
         }
     }
 
-    // Wakes the pods that hold devices.
+    /// Wakes the pods that hold devices.
     pub(super) fn wake_holders(&self) {
         let holders: Vec<String> = self.state.lock().inventory.held().pods().map(str::to_owned).collect();
         self.wake(holders);

@@ -6,14 +6,18 @@ use std::path::{Path, PathBuf};
 /// Usage of a project.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QuotaUsage {
+    /// Bytes on disk.
     pub bytes: u64,
+    /// Number of inodes.
     pub inodes: u64,
 }
 
 /// A mounted file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
+    /// Mount point.
     pub path: PathBuf,
+    /// File system type, such as `xfs`.
     pub fs_type: String,
     /// The line of the mount in `/proc/self/mounts`.
     pub line: String,
@@ -31,5 +35,6 @@ pub trait QuotaTool: Send + Sync {
     /// Moves a directory and what is in it to a project. What is created in it belongs to the project, too.
     fn set_project(&self, mount: &Mount, dir: &Path, id: u32) -> io::Result<()>;
 
+    /// Returns the usage of a project.
     fn usage(&self, mount: &Mount, id: u32) -> io::Result<QuotaUsage>;
 }

@@ -1,5 +1,5 @@
 use k8s_openapi::api::core::v1::Pod;
-use pod_sync_volume_reconcile::operations::Kind;
+use pod_sync_volume_reconcile::operations::OperationKind;
 use serde_json::json;
 
 use super::*;
@@ -159,7 +159,7 @@ async fn a_pod_that_is_released_has_its_volumes_removed_and_forgets_those_it_nev
     world.pass(Again::All, MS);
     world.state.release_direct(&uid());
     let removals = world.state.begin_direct(&uid(), world.now);
-    assert!(removals.iter().all(|operation| operation.kind() == Kind::Unmount));
+    assert!(removals.iter().all(|operation| operation.kind() == OperationKind::Unmount));
     let name = |kind: &str, name| VolumeName::of_pod(&format!("kubernetes.io/{kind}"), &uid(), name);
     let volumes: Vec<VolumeName> = removals.iter().map(|operation| operation.key().volume).collect();
     assert_eq!(
