@@ -164,6 +164,14 @@ impl Rules {
         }
     }
 
+    /// Asserts that no statement was violated so far.
+    ///
+    /// # Panics
+    /// Panics with the violations.
+    pub fn assert_kept(&self) {
+        assert_eq!(self.violations(), Vec::<String>::new());
+    }
+
     /// Returns the violations so far.
     #[must_use]
     pub fn violations(&self) -> Vec<String> {

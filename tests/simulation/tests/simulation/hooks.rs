@@ -138,6 +138,29 @@ async fn a_pre_stop_hook_with_a_broken_connection_neither_fails_nor_runs_again()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pre_stop_command_may_take_more_than_an_hour_of_its_grace_period() {
+    const COMMAND: Duration = Duration::from_secs(3_700);
+    let sim = Sim::start(Options::default()).await;
+    let mut pod = pods::single("web");
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(4_000);
+    pod["spec"]["containers"][0]["lifecycle"] = json!({"preStop": {"exec": {"command": ["drain"]}}});
+    let uid = sim.create(pod);
+    sim.wait_ready("web").await;
+    let id = sim.runtime.newest(&uid, "c-web").unwrap().id().to_owned();
+    sim.runtime.script(Rule::on(Method::ExecSync).latency(COMMAND));
+    let began = tokio::time::Instant::now();
+    sim.delete("web", None);
+    let ended = sim.runtime.wait(|runtime| runtime.container(&id).is_none_or(|c| !c.running()));
+    tokio::time::timeout(2 * COMMAND, ended).await.expect("the container ends");
+    assert!(began.elapsed() >= COMMAND, "it was stopped after {:?}", began.elapsed());
+    sim.wait_gone("web").await;
+    assert_eq!(sim.runtime.count(Method::ExecSync), 1);
+    assert_eq!(sim.warnings("web"), []);
+    sim.wait_nothing_left(&uid).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pre_stop_hook_in_progress_is_awaited_after_a_restart_of_pod_sync() {
     let sim = Sim::start(Options::default()).await;
     let _uid = sim.create(with_hook("held", "preStop", exec("drain")));
