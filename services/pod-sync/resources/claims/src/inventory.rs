@@ -233,6 +233,43 @@ impl ClaimInventory {
         }
     }
 
+    /// Records the claims of a pod that has run without a record. Its drivers may have prepared them. There
+    /// is no call.
+    pub fn adopt(&mut self, pod: &str, claims: &[AllocatedClaim]) -> OperationStart {
+        let busy = |claim: &&AllocatedClaim| {
+            self.claims.get(&claim.key).is_some_and(|known| known.phase == ClaimPhase::Busy)
+        };
+        if let Some(claim) = claims.iter().find(busy) {
+            return OperationStart::Busy(claim.key.clone());
+        }
+        for claim in claims {
+            let tracked = self.claims.entry(claim.key.clone()).or_insert_with(|| TrackedClaim {
+                record: ClaimRecord { uid: claim.uid.clone(), ..ClaimRecord::default() },
+                phase: ClaimPhase::Uncertain,
+            });
+            // An earlier claim of the name belongs to other pods.
+            if tracked.record.uid == claim.uid {
+                tracked.record.pods.insert(pod.to_owned());
+                for driver in claim.drivers() {
+                    tracked.record.drivers.entry(driver.to_owned()).or_default();
+                }
+            }
+        }
+        OperationStart::Begun(Batches::new())
+    }
+
+    /// Records another pod for those of its claims that are recorded, so that they are not unprepared before
+    /// its end. A claim in an operation is left as it is.
+    pub fn share(&mut self, pod: &str, keys: &[ClaimKey]) {
+        for key in keys {
+            if let Some(claim) = self.claims.get_mut(key)
+                && claim.phase != ClaimPhase::Busy
+            {
+                claim.record.pods.insert(pod.to_owned());
+            }
+        }
+    }
+
     /// Begins to unprepare the claims of a pod whose containers have ended. Claims that other pods use are
     /// released without a call. The record has the claims of the pod, whatever its object says.
     #[must_use]
