@@ -82,6 +82,7 @@ impl Scene {
         let reached = tokio::time::timeout(Duration::from_secs(60), self.sim.cuts().reached()).await;
         let passed = self.sim.cuts().disarm();
         assert!(reached.is_ok(), "{cut:?} was not reached, but {passed:?}");
+        self.sim.kill(Service::PodSync).await;
         let path = self.sim.root_dir().join(CHECKPOINT);
         let copy = self.sim.paths().state_dir().join(format!(".{CHECKPOINT}"));
         if left != Left::Whole {
@@ -91,7 +92,7 @@ impl Scene {
         if left == Left::Nothing {
             std::fs::remove_file(copy).unwrap();
         }
-        self.sim.restart(Service::PodSync).await;
+        self.sim.up(Service::PodSync);
     }
 
     /// Asserts that a pod has the device of its claim.

@@ -231,6 +231,21 @@ async fn a_running_pod_keeps_its_claim_over_a_restart_and_a_reboot_prepares_it_a
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_was_created_while_pod_sync_was_down_gets_its_claim() {
+    let sim = Sim::start(Options::default()).await;
+    let driver = start_driver(&sim).await;
+    create_claim(&sim);
+    sim.kill(Service::PodSync).await;
+    let uid = sim.create(with_claim("web"));
+    allocate(&sim, &[&uid]);
+    sim.up(Service::PodSync);
+    sim.wait_ready("web").await;
+    assert_eq!(cdi_devices(&sim, &uid, "web").len(), 1);
+    assert_eq!(driver.prepared().len(), 1);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_claim_of_a_pod_that_is_gone_after_a_restart_is_unprepared() {
     let sim = Sim::start(Options::default()).await;
     let driver = start_driver(&sim).await;

@@ -86,15 +86,16 @@ impl Preparation<'_> {
         }
         let wait = self.retries.claims.saturating_sub(self.clock.boot());
         if !wait.is_zero() {
+            self.tracker.view.keep_waiting();
             return Ok(RunningClaims::Missing(wait));
         }
         match self.prepare_claims(&pass.pod, false).await {
             Ok(()) => Ok(RunningClaims::Restored),
             Err(Halt::Failed { waiting, error, .. }) => {
                 tracing::warn!(pod.uid = %self.tracker.pod_ref.uid, error, "claims of a running pod not recorded, retrying");
-                self.tracker.view.meanwhile(waiting);
                 let wait = jitter(ERROR_WAIT);
                 self.retries.claims = self.clock.boot().saturating_add(wait);
+                self.tracker.view.wait_for(waiting, Some(self.retries.claims));
                 Ok(RunningClaims::Missing(wait))
             }
             Err(halt) => Err(halt),

@@ -11,7 +11,7 @@ use quintlet_dra_driver::TestDriver;
 use quintlet_e2e::node::NODE;
 use quintlet_e2e::work::{self, LIMIT};
 use quintlet_e2e::{Seen, pods};
-use quintlet_testapi::TestApi;
+use quintlet_testapi::{ApiError, TestApi};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
@@ -71,7 +71,7 @@ pub(crate) async fn measure(api: &TestApi, root: &Path, count: usize, burst: usi
         ensure!(Instant::now() < end, "the driver is not registered: {:?}", driver.informed());
         tokio::time::sleep(STEP).await;
     }
-    let mut started: [Vec<f64>; 3] = Default::default();
+    let mut started = [const { Vec::new() }; 3];
     for i in 0..count {
         for (has, times) in Has::ALL.into_iter().zip(&mut started) {
             times.push(start(api, has, &format!("devices-{}-{i}", has.name())).await?);
@@ -120,7 +120,7 @@ fn with_claim(name: &str) -> Value {
 /// Binds a pod to the node, as a scheduler does once its claim is reserved. Returns the milliseconds until it
 /// is Ready, and deletes it.
 async fn start(api: &TestApi, has: Has, name: &str) -> anyhow::Result<f64> {
-    let refused = |error| anyhow::anyhow!("the API server refuses {name}: {error:?}");
+    let refused = |error: ApiError| anyhow::anyhow!("the API server refuses {name}: {error:?}");
     let pod = match has {
         Has::Nothing => pods::sleeper(name),
         Has::Device => with_device(name),
@@ -133,7 +133,7 @@ async fn start(api: &TestApi, has: Has, name: &str) -> anyhow::Result<f64> {
         let results = json!([{"driver": DRIVER, "pool": "pool", "device": name, "request": "r"}]);
         let reserved = json!([{"resource": "pods", "name": name, "uid": uid}]);
         let status = json!({"reservedFor": reserved, "allocation": {"devices": {"results": results}}});
-        let reserve = |claim: &mut Value| claim["status"] = status.clone();
+        let reserve = |claim: &mut Value| claim["status"] = status;
         api.edit("resourceclaims/status", "default", name, reserve).map_err(refused)?;
     }
     let began = Instant::now();
