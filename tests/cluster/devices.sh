@@ -75,20 +75,25 @@ distinct() {
     [ -z "$(sort "$2" | uniq -d)" ] || fail "$1 twice: $(cat "$2")"
 }
 
-# no_device_twice: as the containers see their devices, as the API server has their claims, and as the driver has prepared them.
+# has_log POD: prints the log of a pod, which has a line.
+has_log() {
+    kubectl logs "$1" | grep .
+}
+
+# no_device_twice: as the containers see their devices, as the API server has their claims, and as the node has recorded them.
 no_device_twice() {
     for pod in $(kubectl get pods -l uses=device -o name); do
-        wait_for 30 kubectl logs "$pod" || fail "no log of $pod"
+        wait_for 30 has_log "$pod" || fail "no log of $pod"
         cat "$work/last"
     done > "$work/devices"
     [ "$(wc -l < "$work/devices")" = 2 ] || fail "not two devices: $(cat "$work/devices")"
     distinct "a device" "$work/devices"
     kubectl get resourceclaims -o jsonpath='{range .items[*]}{.status.allocation.devices.results[*].device}{"\n"}{end}' > "$work/allocated"
     distinct "an allocated device" "$work/allocated"
-    wait_for 60 prepared "$(wc -l < "$work/allocated")" || fail "not as many claims are prepared as are allocated"
+    wait_for 60 recorded 2 "$(wc -l < "$work/allocated")" || fail "not as many claims are recorded as are allocated"
 }
 
-# prepared COUNT: the driver has a file for each claim that it has prepared.
+# prepared COUNT: the driver has a file for each claim that it has prepared. A driver that has restarted leaves the earlier ones.
 prepared() {
     files=$(find "$work/cdi" -name '*.json' | wc -l)
     echo "$files files"
@@ -107,12 +112,19 @@ sys.exit(0 if (len(held), len(prepared)) == (devices, claims) else 1)
 PYTHON
 }
 
+start_plugins() {
+    start device-plugin "$kubernetes/sample-device-plugin"
+    start driver "$kubernetes/dra-test-driver" --kubeconfig "$work/admin.conf" -v 4 kubelet-plugin --node-name node --cdi-dir "$work/cdi" \
+        --plugin-registration-path "$root/plugins_registry" --datadir "$root/plugins" --num-devices 8
+}
+
 make_machine
 say "control plane"
 start_control_plane
 say "a node with Quintlet"
 # The plugin registers at the kubelet's own path.
-mkdir -p "$root" "$work/cdi"
+# The driver makes its socket in a folder of its own.
+mkdir -p "$root/plugins/test-driver.cdi.k8s.io" "$work/cdi"
 ln -s "$root" /var/lib/kubelet
 start_quintlet_node node
 make_layers
@@ -121,9 +133,7 @@ ctr --address "$runtime" -n k8s.io images import "$work/images.tar" > "$work/log
 
 say "device plugin and DRA driver"
 wait_for 30 test -S /var/lib/kubelet/device-plugins/kubelet.sock
-start device-plugin "$kubernetes/sample-device-plugin"
-start driver "$kubernetes/dra-test-driver" --kubeconfig "$work/admin.conf" -v 4 kubelet-plugin --node-name node --cdi-dir "$work/cdi" \
-    --plugin-registration-path "$root/plugins_registry" --datadir "$root/plugins" --num-devices 8
+start_plugins
 cat > "$work/objects.yaml" <<'YAML'
 apiVersion: resource.k8s.io/v1
 kind: DeviceClass
@@ -191,23 +201,10 @@ while [ "$round" -le "${ROUNDS:-20}" ]; do
     wait_for 60 ready || fail "the pods that stay are not Ready after round $round"
     unchanged "after round $round"
     no_device_twice
+    wait_for 60 prepared 5 || fail "not as many claims are prepared as are allocated after round $round"
     say "round $round: no pod lost, no device given twice"
     round=$((round + 1))
 done
-
-say "the device plugin and the driver are killed"
-for name in device-plugin driver; do
-    eval "process=\$pid_$(echo "$name" | tr - _)"
-    kill -KILL "$process"
-done
-start device-plugin "$kubernetes/sample-device-plugin"
-start driver "$kubernetes/dra-test-driver" --kubeconfig "$work/admin.conf" -v 4 kubelet-plugin --node-name node --cdi-dir "$work/cdi" \
-    --plugin-registration-path "$root/plugins_registry" --datadir "$root/plugins" --num-devices 8
-kubectl delete pods -l role=guest --wait=false > "$work/last"
-sleep 2
-wait_for 240 settled || fail "the pods that come and go are not Ready after the kills of the plugins"
-unchanged "after the kills of the plugins"
-no_device_twice
 
 say "the checkpoints are torn while pod-sync is down"
 kill -STOP "$pid_quintlet"
@@ -225,11 +222,25 @@ unchanged "after the checkpoints were torn"
 no_device_twice
 
 say "the pods that come and go are gone"
-kubectl delete deployments --all --wait > "$work/last"
-wait_for 120 prepared 2 || fail "claims of pods that are gone are prepared"
-wait_for 60 recorded 1 2 || fail "pods that are gone are recorded"
-unchanged "at the end"
+kubectl scale deployments --all --replicas=0 > "$work/last"
+wait_for 120 recorded 1 2 || fail "pods that are gone are recorded"
+wait_for 60 prepared 2 || fail "claims of pods that are gone are prepared"
+unchanged "without the others"
+
+say "the device plugin and the driver are killed"
+for name in device-plugin driver; do
+    eval "process=\$pid_$(echo "$name" | tr - _)"
+    kill -KILL "$process"
+done
+start_plugins
+kubectl scale deployment device --replicas=1 > "$work/last"
+kubectl scale deployment claims --replicas=3 > "$work/last"
+wait_for 240 settled || fail "the pods that come and go are not Ready after the kills of the plugins"
+unchanged "after the kills of the plugins"
+no_device_twice
+
+say "all pods are deleted"
+kubectl delete deployments --all > "$work/last"
 kubectl delete pods --all --wait > "$work/last"
-wait_for 60 prepared 0 || fail "claims are prepared without a pod"
-wait_for 60 recorded 0 0 || fail "pods that are gone are recorded"
+wait_for 120 recorded 0 0 || fail "pods that are gone are recorded"
 say "all passed"

@@ -150,6 +150,17 @@ impl ClaimInventory {
         keys.iter().all(|key| self.record(key).is_some_and(|record| record.pods.contains(pod)))
     }
 
+    /// Returns whether the devices of all of these claims are known, and recorded for the pod. After a call
+    /// that failed, a claim may be recorded without.
+    #[must_use]
+    pub fn has_devices(&self, pod: &str, keys: &[ClaimKey]) -> bool {
+        let is_known = |claim: &TrackedClaim| {
+            let is_prepared = matches!(claim.phase, ClaimPhase::Prepared(_));
+            is_prepared || claim.record.drivers.values().all(|devices| !devices.is_empty())
+        };
+        self.holds_all(pod, keys) && keys.iter().all(|key| self.claims.get(key).is_some_and(is_known))
+    }
+
     /// Returns whether a claim is recorded for the pod (`PodMightNeedToUnprepareResources`).
     #[must_use]
     pub fn holds_any(&self, pod: &str) -> bool {

@@ -196,8 +196,8 @@ impl Claims {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Prepares the claims of a pod: before its sandbox, and for a pod that runs if [`Claims::holds_all`] is
-    /// false. The record is on disk before the first call and when this returns. Claims that this process has
+    /// Prepares the claims of a pod: before its sandbox, and for a pod that runs if [`Claims::has_devices`]
+    /// is false. The record is on disk before the first call and when this returns. Claims that this process has
     /// prepared need no call.
     ///
     /// Cancellation safety: the operation ends by itself, and the pod stays recorded. Without a record,
@@ -328,6 +328,14 @@ impl Claims {
     pub fn holds_all(&self, uid: &PodUid, pod: &Pod) -> bool {
         let Ok(keys) = claim_keys(pod) else { return false };
         self.shared.state.lock().inventory.holds_all(uid.as_str(), &keys)
+    }
+
+    /// Returns whether the devices of all claims of the pod are recorded for it, so that a container can
+    /// start.
+    #[must_use]
+    pub fn has_devices(&self, uid: &PodUid, pod: &Pod) -> bool {
+        let Ok(keys) = claim_keys(pod) else { return false };
+        self.shared.state.lock().inventory.has_devices(uid.as_str(), &keys)
     }
 
     /// Returns whether a claim is recorded for the pod, so that the pod has not ended before

@@ -27,7 +27,7 @@ impl Preparation<'_> {
     pub(super) async fn prepare_claims(&mut self, pod: &Pod, is_new_sandbox: bool) -> Result<(), Halt> {
         let claims = &self.environment.claims;
         let uid = &self.tracker.pod_ref.uid;
-        if !has_claims(pod) || (!is_new_sandbox && claims.holds_all(uid, pod)) {
+        if !has_claims(pod) || (!is_new_sandbox && claims.has_devices(uid, pod)) {
             return Ok(());
         }
         let uid = uid.clone();
@@ -80,7 +80,7 @@ impl Preparation<'_> {
     /// The pass is cancelled.
     pub(super) async fn restore_claims(&mut self, pass: &Pass) -> Result<RunningClaims, Halt> {
         let claims = &self.environment.claims;
-        let is_recorded = !has_claims(&pass.pod) || claims.holds_all(&self.tracker.pod_ref.uid, &pass.pod);
+        let is_recorded = !has_claims(&pass.pod) || claims.has_devices(&self.tracker.pod_ref.uid, &pass.pod);
         if is_recorded || !runs(&pass.runtime) {
             return Ok(RunningClaims::Recorded);
         }

@@ -143,6 +143,8 @@ fn after_a_failure_the_pod_stays_recorded_and_all_drivers_are_called_again() {
     inventory.set_devices(&key("a"), "x", vec![device("x/d=1", "")]);
     inventory.finish_prepare(&claims, false);
     assert!(inventory.holds_any("p"));
+    // A container that starts again has the devices of both drivers or waits.
+    assert!(inventory.holds_all("p", &[key("a")]) && !inventory.has_devices("p", &[key("a")]));
     assert_eq!(start(inventory.begin_prepare("p", &claims)), "x:a y:a");
     // The devices of the first attempt are replaced (kubernetes/kubernetes#140274).
     inventory.set_devices(&key("a"), "x", vec![device("x/d=1", "")]);
