@@ -24,7 +24,7 @@ ifeq ($(TEST),test)
 export RUST_TEST_THREADS ?= 1
 endif
 
-.PHONY: all install build quick pgo dist test-dist check check-files test soak flaky fuzz test-skew test-chart test-takeover conformance test-runtimes histories vm bench bench-scale profile profile-heap run
+.PHONY: all install build quick pgo dist test-dist check check-files test soak flaky fuzz test-skew test-chart test-takeover test-devices conformance test-runtimes histories vm bench bench-scale profile profile-heap run
 
 all: build
 
@@ -134,6 +134,12 @@ test-takeover: quick
 	env $(LINTED) $(CARGO) build --workspace --all-targets --locked
 	$(STEP) "take-over" env BIN_DIR=$(QUICK_BIN_DIR) KUBERNETES=$(KUBERNETES) tests/cluster/takeover.sh
 
+# Runs pods with the sample device plugin and the DRA test driver of Kubernetes, and kills each service 20 times. KUBERNETES has sample-device-plugin and
+# dra-test-driver, too. Needs root.
+test-devices: quick
+	scripts/install.sh test
+	$(STEP) "devices and claims" env BIN_DIR=$(QUICK_BIN_DIR) KUBERNETES=$(KUBERNETES) tests/cluster/devices.sh
+
 # Runs the upstream NodeConformance specs on a node of this machine (docs/conformance.md). KUBERNETES has e2e.test, ginkgo and agnhost, too. Needs root.
 conformance: quick
 	scripts/install.sh test
@@ -155,12 +161,13 @@ test-runtimes:
 	done
 
 # Tests the node in a virtual machine, with the release. Needs root; docs/vm.md lists packages and cases. CASES="A B" runs some,
-# FROM=CASE those from one on, ACCEL=kvm uses KVM.
+# FROM=CASE those from one on, ACCEL=kvm uses KVM. NUMA=yes CASES=devices runs what needs two NUMA nodes.
 vm: build
 	scripts/install.sh vm
-	$(CARGO) build --locked --release -p quintlet-testapi
+	$(CARGO) build --locked --release -p quintlet-testapi -p quintlet-device-plugin
 	quota_test=$$($(CARGO) test --locked --no-run --lib -p pod-sync-direct-volumes 2>&1 | sed -n 's/.*Executable.*(\(.*\))$$/\1/p') && \
-	BIN_DIR=$(CURDIR)/target/release QUOTA_TEST=$$quota_test CASES="$(CASES)" FROM="$(FROM)" ACCEL="$(ACCEL)" tests/vm/run.sh
+	BIN_DIR=$(CURDIR)/target/release QUOTA_TEST=$$quota_test CASES="$(CASES)" FROM="$(FROM)" ACCEL="$(ACCEL)" NUMA="$(NUMA)" tests/vm/run.sh
+	[ -n "$(CASES)" ] || BIN_DIR=$(CURDIR)/target/release CASES=devices ACCEL="$(ACCEL)" NUMA=yes tests/vm/run.sh
 
 # Runs CASES random histories of a simulated node (`make test`: 60). A failure prints its seed. Needs root.
 histories:

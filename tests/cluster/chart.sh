@@ -8,31 +8,10 @@
 #   WORK=DIR        a folder for all files, which is left in place (default: a temporary one)
 #
 # Needs root, helm, openssl, dockerd, containerd and CNI plugins. It runs in network and mount namespaces of its own.
-set -eu
-
-[ "${QUINTLET_CLUSTER_INSIDE:-}" = yes ] || QUINTLET_CLUSTER_INSIDE=yes exec unshare --mount --net --propagation private "$0" "$@"
-
 repo=$(cd "$(dirname "$0")/../.." && pwd)
-kubernetes=$(cd "${KUBERNETES:?a folder with the programs of Kubernetes}" && pwd)
-bin_dir=${BIN_DIR:-$repo/target/quick}
-work=${WORK:-$(mktemp -d /tmp/quintlet-chart.XXXXXX)}
-address=10.99.0.2
-cgroup=quintlet-chart-$$
-mkdir -p "$work"
-. "$repo/tests/cluster/control-plane.sh"
-. "$repo/tests/cluster/machine.sh"
-. "$repo/tests/cluster/host-node.sh"
-for tool in helm openssl dockerd docker containerd; do
-    command -v $tool > /dev/null || { say "$tool is needed"; exit 1; }
-done
-
-clean() {
-    trap - EXIT INT TERM
-    clean_machine "$cgroup" quintlet
-    [ -n "${WORK:-}" ] || rm -rf "$work"
-}
-trap 'status=$?; clean; exit $status' EXIT
-trap 'exit 130' INT TERM
+. "$repo/tests/cluster/preamble.sh"
+more_cgroups=quintlet
+need helm openssl dockerd docker containerd
 make_machine
 
 say "images"

@@ -12,37 +12,15 @@
 #
 # Needs root, openssl, containerd, CNI plugins, iptables, busybox-static, bash, curl and cc. It runs in network and mount namespaces of its own. Fails if a
 # spec fails.
-set -eu
-
-[ "${QUINTLET_CLUSTER_INSIDE:-}" = yes ] || QUINTLET_CLUSTER_INSIDE=yes exec unshare --mount --net --propagation private "$0" "$@"
-
 repo=$(cd "$(dirname "$0")/../.." && pwd)
-kubernetes=$(cd "${KUBERNETES:?a folder with the programs of Kubernetes}" && pwd)
+. "$repo/tests/cluster/preamble.sh"
 agent=${AGENT:-quintlet}
-bin_dir=${BIN_DIR:-$repo/target/quick}
 out=${OUT:-$repo/target/conformance/$agent}
-work=$(mktemp -d /tmp/quintlet-conformance.XXXXXX)
-address=10.99.0.2
-cgroup=quintlet-conformance-$$
 mkdir -p "$out"
-# Services without root have their sockets below.
-chmod 0755 "$work"
-. "$repo/tests/cluster/control-plane.sh"
-. "$repo/tests/cluster/machine.sh"
-. "$repo/tests/cluster/host-node.sh"
-. "$repo/tests/cluster/images.sh"
-for tool in openssl containerd iptables busybox bash curl cc; do
-    command -v $tool > /dev/null || { say "$tool is needed"; exit 1; }
-done
-
-clean() {
-    trap - EXIT INT TERM
-    clean_machine "$cgroup"
+need openssl containerd iptables busybox bash curl cc
+at_end() {
     cp "$work"/logs/*.log "$out/" || true
-    rm -rf "$work"
 }
-trap 'status=$?; clean; exit $status' EXIT
-trap 'exit 130' INT TERM
 make_machine
 
 say "control plane"

@@ -8,34 +8,10 @@
 #   WORK=DIR        a folder for all files, which is left in place (default: a temporary one)
 #
 # Needs root, openssl, containerd, CNI plugins, busybox-static, bash, curl, cc and python3. It runs in network and mount namespaces of its own.
-set -eu
-
-[ "${QUINTLET_CLUSTER_INSIDE:-}" = yes ] || QUINTLET_CLUSTER_INSIDE=yes exec unshare --mount --net --propagation private "$0" "$@"
-
 repo=$(cd "$(dirname "$0")/../.." && pwd)
-kubernetes=$(cd "${KUBERNETES:?a folder with the programs of Kubernetes}" && pwd)
-bin_dir=${BIN_DIR:-$repo/target/quick}
+. "$repo/tests/cluster/preamble.sh"
 driver=${CSI_DRIVER:-$repo/target/debug/csi-driver}
-work=${WORK:-$(mktemp -d /tmp/quintlet-takeover.XXXXXX)}
-address=10.99.0.2
-cgroup=quintlet-takeover-$$
-mkdir -p "$work"
-chmod 0755 "$work"
-. "$repo/tests/cluster/control-plane.sh"
-. "$repo/tests/cluster/machine.sh"
-. "$repo/tests/cluster/host-node.sh"
-. "$repo/tests/cluster/images.sh"
-for tool in openssl containerd busybox bash curl cc python3; do
-    command -v $tool > /dev/null || { say "$tool is needed"; exit 1; }
-done
-
-clean() {
-    trap - EXIT INT TERM
-    clean_machine "$cgroup"
-    [ -n "${WORK:-}" ] || rm -rf "$work"
-}
-trap 'status=$?; clean; exit $status' EXIT
-trap 'exit 130' INT TERM
+need openssl containerd busybox bash curl cc python3
 
 # fail WHAT: ends the test with what is of use after a failure.
 fail() {

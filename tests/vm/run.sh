@@ -4,7 +4,8 @@
 #
 #   CASES="A B"  cases to run (all of cases/list)
 #   FROM=CASE    the first case to run
-#   BIN_DIR=DIR  directory of quintlet and testapi (target/release)
+#   NUMA=yes     a machine with two sockets and NUMA nodes, for the case devices
+#   BIN_DIR=DIR  directory of quintlet, testapi and device-plugin (target/release)
 #   QUOTA_TEST=FILE  unit tests of pod-sync-direct-volumes, for the case quotas
 #   UNITS=DIR    directory of the units (docker/systemd)
 #   VM_DIR=DIR   directory of the machine's disks, kept between runs (target/vm)
@@ -65,7 +66,7 @@ cp -r "$here"/guest.sh "$here"/lib.sh "$here"/setup.sh "$here"/cases "$here"/pod
     "$here"/testapi.service "$payload/"
 cp "$repo"/docker/containerd/quintlet.conflist "$payload/"
 cp "${UNITS:-$repo/docker/systemd}"/* "$payload/systemd/"
-for binary in quintlet testapi; do
+for binary in quintlet testapi device-plugin; do
     [ -x "$bin_dir/$binary" ] || { say "no $bin_dir/$binary"; exit 1; }
     strip -o "$payload/bin/$binary" "$bin_dir/$binary"
 done
@@ -82,6 +83,12 @@ accel=${ACCEL:-tcg}
 cpu=max
 [ "$accel" = tcg ] || cpu=host,-arch-capabilities
 
+shape='-smp 2 -m 2048'
+if [ "${NUMA:-}" = yes ]; then
+    shape='-smp 8,sockets=2,cores=2,threads=2 -m 2048 -object memory-backend-ram,id=m0,size=1G -object memory-backend-ram,id=m1,size=1G'
+    shape="$shape -numa node,nodeid=0,cpus=0-3,memdev=m0 -numa node,nodeid=1,cpus=4-7,memdev=m1"
+fi
+
 # The disk of this run outlives a reboot of the machine. Empty disks are for volumes.
 rm -f "$vm/run.ext4" "$vm/disk1" "$vm/disk2" "$vm/disk3"
 cp --sparse=always "$vm/root.ext4" "$vm/run.ext4"
@@ -96,7 +103,7 @@ say "booting with $accel; console in $vm/console"
 # Rows are `row|NAME|ok or FAILED|DETAIL`, beside `case|NAME|SECONDS`; the last line is `end|ok` or `end|FAILED`.
 status=0
 # shellcheck disable=SC2086
-timeout -k 10 "$limit" qemu-system-x86_64 -accel "$accel" -cpu "$cpu" -smp 2 -m 2048 -display none -monitor none -nic none \
+timeout -k 10 "$limit" qemu-system-x86_64 -accel "$accel" -cpu "$cpu" $shape -display none -monitor none -nic none \
     -kernel "$vm/vmlinuz" -initrd "$vm/initrd.img" -append "root=/dev/vda rw console=ttyS0 quiet psi=1 panic=-1 systemd.show_status=no systemd.mask=serial-getty@ttyS0.service systemd.journald.forward_to_console=1" \
     $disks -serial "file:$vm/console" -serial "file:$vm/result" < /dev/null || status=$?
 [ "$status" = 0 ] || say "qemu ended with $status (124: not done after $limit s)"

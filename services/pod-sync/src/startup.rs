@@ -127,6 +127,7 @@ impl Agent {
             .with_quotas(args.resources.project_quotas(&args.root_dir));
         let devices = Devices::open(DeviceContext {
             dir: args.root_dir.join(DEVICE_PLUGINS),
+            copy_dir: paths.state_dir(),
             clock: clock.clone(),
             wakeups: Arc::clone(&wakeups),
             stop: stop.clone(),
@@ -134,6 +135,7 @@ impl Agent {
         let devices = devices.context("failed to open the directory of device plugins")?;
         let claims = Claims::open(ClaimContext {
             dir: args.root_dir.clone(),
+            copy_dir: paths.state_dir(),
             clock: clock.clone(),
             wakeups: Arc::clone(&wakeups),
             source: Arc::new(claims::ApiClaims(api.client.clone())),

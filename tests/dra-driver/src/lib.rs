@@ -109,6 +109,11 @@ impl TestDriver {
         self.state.devices.lock().insert(claim.to_owned(), devices);
     }
 
+    /// Leaves CDI devices out of prepared devices: a real runtime refuses those that no file describes.
+    pub fn leave_out_cdi_devices(&self) {
+        *self.state.without_cdi.lock() = true;
+    }
+
     /// Reports the health of devices: pool, device, health, message, and timeout in seconds.
     pub fn report_health(&self, devices: &[(&str, &str, health::HealthStatus, &str, i64)]) {
         let report =

@@ -45,6 +45,7 @@ pub(crate) struct DriverState {
     pub(crate) faults: watch::Sender<BTreeMap<Method, Fault>>,
     // By name of the claim.
     pub(crate) devices: Mutex<BTreeMap<String, Vec<api::Device>>>,
+    pub(crate) without_cdi: Mutex<bool>,
     pub(crate) calls: Mutex<Vec<String>>,
     // UIDs of claims.
     pub(crate) prepared: Mutex<BTreeSet<String>>,
@@ -133,7 +134,10 @@ impl DriverState {
             }
             self.prepared.lock().insert(claim.uid.clone());
             let scripted = self.devices.lock().get(&claim.name).cloned();
-            let devices = scripted.unwrap_or_else(|| vec![device(&driver, &claim.name)]);
+            let mut devices = scripted.unwrap_or_else(|| vec![device(&driver, &claim.name)]);
+            if *self.without_cdi.lock() {
+                devices.iter_mut().for_each(|device| device.cdi_device_ids.clear());
+            }
             let answer = api::NodePrepareResourceResponse { devices, error: String::new() };
             results.insert(claim.uid.clone(), answer);
         }

@@ -18,6 +18,7 @@ use crate::housekeeping::{self, HousekeepingPace, LogSweeper};
 use crate::orphan_listing::OrphanListing;
 use pod_sync_metrics::Counted;
 use pod_sync_worker::context::WorkerContext;
+use pod_sync_worker::possible_users;
 
 /// The state of periodic cleanup between two runs.
 pub(super) struct Cleanup {
@@ -147,8 +148,13 @@ impl Cleanup {
         }
         let known: BTreeSet<String> = known.iter().map(ToString::to_string).collect();
         let claims = self.ctx.environment.claims.clone();
+        let mut others = Vec::new();
+        if claims.lacks_pods() {
+            let Some(pods) = possible_users(&self.ctx.reporting, &self.ctx.control) else { return };
+            others = pods;
+        }
         if claims.begin_reconciliation() {
-            let reconcile = async move { claims.reconcile(&held, &known).await };
+            let reconcile = async move { claims.reconcile(&held, &known, &others).await };
             drop(quintlet_kit::task::spawn("reconcile-claims", reconcile));
         }
     }

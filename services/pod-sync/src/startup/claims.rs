@@ -6,11 +6,12 @@ use std::fmt;
 use async_trait::async_trait;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{Api, DeleteParams, ListParams};
-use pod_sync_claims::{ClaimSource, SliceWiper};
+use pod_sync_claims::{ClaimSource, FetchError, SliceWiper};
 use pod_sync_clients::{REQUEST_TIMEOUT, RequestError, retry_on_lag};
 
-/// Code of a response to a request for a kind that the API server does not serve.
-const NOT_SERVED: u16 = 404;
+/// Code of a response to a request for an object that does not exist, or of a kind that the API server does
+/// not serve.
+const NOT_FOUND: u16 = 404;
 
 /// The ResourceClaims of the API server, if there is one.
 pub(super) struct ApiClaims(pub(super) Option<kube::Client>);
@@ -23,10 +24,16 @@ impl fmt::Debug for ApiClaims {
 
 #[async_trait]
 impl ClaimSource for ApiClaims {
-    async fn get(&self, namespace: &str, name: &str) -> Result<ResourceClaim, String> {
-        let client = self.0.clone().ok_or("this node has no API server")?;
+    async fn get(&self, namespace: &str, name: &str) -> Result<ResourceClaim, FetchError> {
+        let no_server = || FetchError::Failed("this node has no API server".to_owned());
+        let client = self.0.clone().ok_or_else(no_server)?;
         let api = Api::<ResourceClaim>::namespaced(client, namespace);
-        retry_on_lag(REQUEST_TIMEOUT, || api.get(name)).await.map_err(|error| error.to_string())
+        retry_on_lag(REQUEST_TIMEOUT, || api.get(name)).await.map_err(|error| match &error {
+            RequestError::Failed(kube::Error::Api(status)) if status.code == NOT_FOUND => {
+                FetchError::NotFound(error.to_string())
+            }
+            _ => FetchError::Failed(error.to_string()),
+        })
     }
 }
 
@@ -49,7 +56,7 @@ impl SliceWiper for NodeSlices {
         let params = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
         let slices = match retry_on_lag(REQUEST_TIMEOUT, || api.list(&params)).await {
             Ok(slices) => slices,
-            Err(RequestError::Failed(kube::Error::Api(status))) if status.code == NOT_SERVED => {
+            Err(RequestError::Failed(kube::Error::Api(status))) if status.code == NOT_FOUND => {
                 tracing::info!(
                     "the API server does not serve resource.k8s.io/v1, this node has no ResourceSlices"
                 );

@@ -23,4 +23,4 @@ mod worker;
 pub use crate::pod_workers::{KillTimeout, NextWork, PodWorkers};
 pub use crate::probe_rates::ProbeRates;
 pub use crate::static_pod_gate::StaticPodGate;
-pub use crate::worker::{Halt, Worker, stop_all_containers};
+pub use crate::worker::{Halt, Worker, possible_users, stop_all_containers};

@@ -40,6 +40,7 @@ impl Agent {
         let (stop, wakeups) = (CancellationToken::new(), Arc::new(WorkerWakeups::default()));
         let devices = Devices::open(DeviceContext {
             dir: temp.path().join("device-plugins"),
+            copy_dir: temp.path().to_owned(),
             clock: Clock::system(),
             wakeups: Arc::clone(&wakeups),
             stop: stop.clone(),

@@ -1,5 +1,6 @@
 //! Devices across restarts of the agent and of plugins.
 
+use pod_sync_devices::checkpoint::CHECKPOINT;
 use pod_sync_devices::{DeviceAdmission, GRACE};
 
 use crate::agent::{Agent, GPU, is_waiting, pod, rejected, uid};
@@ -57,6 +58,30 @@ async fn a_running_pod_keeps_its_devices_whatever_becomes_of_its_plugin() {
     assert_eq!(agent.admit(&new).await, Ok(DeviceAdmission::Admitted));
     assert_eq!(agent.recorded(&new), ["d2"]);
     assert_eq!(agent.recorded(&running), ["d1"]);
+}
+
+#[tokio::test]
+async fn a_device_whose_holder_runs_is_not_given_away_after_its_checkpoint_was_torn_or_lost() {
+    let agent = Agent::start();
+    let _plugin = agent.serving(GPU, &["d1", "d2", "d3"]).await;
+    let running = pod("running", GPU, 1);
+    assert_eq!(agent.admit(&running).await, Ok(DeviceAdmission::Admitted));
+    let path = agent.devices.dir().join(CHECKPOINT);
+    let mut agent = agent;
+    for (name, tear) in [("torn", true), ("lost", false)] {
+        match tear {
+            true => std::fs::write(&path, "torn").unwrap(),
+            false => std::fs::remove_file(&path).unwrap(),
+        }
+        agent = agent.restart();
+        assert_eq!(agent.recorded(&running), ["d1"], "the file is restored for a kubelet, too");
+        let _plugin = agent.serving(GPU, &["d1", "d2", "d3"]).await;
+        let new = pod(name, GPU, 1);
+        assert_eq!(agent.admit(&new).await, Ok(DeviceAdmission::Admitted));
+        assert_ne!(agent.recorded(&new), ["d1"]);
+        let response = agent.prepare(&running).await.map(|options| options.envs["DEVICES"].clone());
+        assert_eq!(response, Ok("d1".to_owned()));
+    }
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use pod_sync_claims::checkpoint::{CHECKPOINT, decode};
 use pod_sync_claims::inventory::ClaimRecord;
-use pod_sync_claims::{ClaimContext, ClaimError, ClaimSource, Claims, PLUGIN_TYPE, SliceWiper};
+use pod_sync_claims::{ClaimContext, ClaimError, ClaimSource, Claims, FetchError, PLUGIN_TYPE, SliceWiper};
 use pod_sync_clients::WorkerWakeups;
 use pod_sync_plugins::PluginManager;
 use quintlet_dra_driver::TestDriver;
@@ -30,14 +31,32 @@ pub(crate) const GPU: &str = "gpu.example.com";
 
 /// The claims of an API server.
 #[derive(Debug, Default)]
-pub(crate) struct TestClaims(Mutex<BTreeMap<String, ResourceClaim>>);
+pub(crate) struct TestClaims {
+    claims: Mutex<BTreeMap<String, ResourceClaim>>,
+    // The API server cannot be reached.
+    is_away: AtomicBool,
+}
+
+impl TestClaims {
+    pub(crate) fn set_away(&self, is_away: bool) {
+        self.is_away.store(is_away, Ordering::Relaxed);
+    }
+
+    pub(crate) fn remove(&self, name: &str) {
+        self.claims.lock().unwrap().remove(name);
+    }
+}
 
 #[async_trait]
 impl ClaimSource for TestClaims {
-    async fn get(&self, namespace: &str, name: &str) -> Result<ResourceClaim, String> {
+    async fn get(&self, namespace: &str, name: &str) -> Result<ResourceClaim, FetchError> {
         assert_eq!(namespace, "default");
-        let found = self.0.lock().unwrap().get(name).cloned();
-        found.ok_or_else(|| format!("resourceclaims.resource.k8s.io {name:?} not found"))
+        if self.is_away.load(Ordering::Relaxed) {
+            return Err(FetchError::Failed("the server is down".to_owned()));
+        }
+        let found = self.claims.lock().unwrap().get(name).cloned();
+        let missing = || format!("resourceclaims.resource.k8s.io {name:?} not found");
+        found.ok_or_else(|| FetchError::NotFound(missing()))
     }
 }
 
@@ -88,6 +107,7 @@ impl Agent {
         quintlet_virtual_time::start();
         let temp = Arc::new(tempfile::tempdir().unwrap());
         std::fs::create_dir(temp.path().join("plugins_registry")).unwrap();
+        std::fs::create_dir(temp.path().join("state")).unwrap();
         Self::start_in(temp, Arc::default(), Arc::default())
     }
 
@@ -95,6 +115,7 @@ impl Agent {
         let (stop, wakeups) = (CancellationToken::new(), Arc::new(WorkerWakeups::default()));
         let claims = Claims::open(ClaimContext {
             dir: temp.path().to_owned(),
+            copy_dir: temp.path().join("state"),
             clock: Clock::system(),
             wakeups: Arc::clone(&wakeups),
             source: Arc::clone(&source) as Arc<dyn ClaimSource>,
@@ -116,6 +137,15 @@ impl Agent {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.temp.path().join(name)
+    }
+
+    /// Tears the checkpoint, and removes its copy.
+    pub(crate) fn lose_records(&self) -> Vec<u8> {
+        let bytes = std::fs::read(self.path(CHECKPOINT)).unwrap();
+        let torn = bytes[..bytes.len() / 2].to_vec();
+        std::fs::write(self.path(CHECKPOINT), &torn).unwrap();
+        std::fs::remove_file(self.path("state").join(format!(".{CHECKPOINT}"))).unwrap();
+        torn
     }
 
     /// Returns a socket in the directory of all plugins.
@@ -174,7 +204,7 @@ impl Agent {
             "status": {"reservedFor": reserved, "allocation": {"devices": {"results": results}}},
         });
         let claim = serde_json::from_value(claim).unwrap();
-        self.source.0.lock().unwrap().insert(name.to_owned(), claim);
+        self.source.claims.lock().unwrap().insert(name.to_owned(), claim);
     }
 
     pub(crate) async fn prepare(&self, pod: &Pod) -> Result<(), ClaimError> {
@@ -187,7 +217,7 @@ impl Agent {
     }
 
     pub(crate) async fn unprepare(&self, pod: &Pod) -> Result<(), ClaimError> {
-        self.claims.unprepare(&uid(pod)).await
+        self.claims.unprepare(&uid(pod), &[]).await
     }
 
     /// Returns the CDI devices of the pod's container.

@@ -230,7 +230,7 @@ async fn a_driver_that_hangs_delays_its_own_pods_only_and_not_longer_than_its_ti
         let operation = task::spawn("slow", async move {
             match is_prepare {
                 true => claims.prepare(&uid(&same), &same, &CancellationToken::new()).await,
-                false => claims.unprepare(&uid(&same)).await,
+                false => claims.unprepare(&uid(&same), &[]).await,
             }
         });
         agent.prepare(&fast).await.unwrap();
@@ -265,7 +265,7 @@ async fn a_pod_that_ends_during_a_call_is_unprepared_after_it_and_not_beside_it(
     cancel.cancel();
     assert_eq!(prepared.await.unwrap(), Err(ClaimError::Ending));
     let (claims, same) = (agent.claims.clone(), p.clone());
-    let unprepared = task::spawn("unprepare", async move { claims.unprepare(&uid(&same)).await });
+    let unprepared = task::spawn("unprepare", async move { claims.unprepare(&uid(&same), &[]).await });
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(!unprepared.is_finished() && driver.calls_of("NodeUnprepareResources") == 0);
     driver.set_fault(Method::NodePrepareResources, None);
@@ -289,7 +289,7 @@ async fn a_pod_that_comes_while_its_shared_claim_is_unprepared_waits_and_prepare
     agent.prepare(&p).await.unwrap();
     driver.set_fault(Method::NodeUnprepareResources, Some(Fault::Wait));
     let (claims, same) = (agent.claims.clone(), p.clone());
-    let unprepared = task::spawn("unprepare", async move { claims.unprepare(&uid(&same)).await });
+    let unprepared = task::spawn("unprepare", async move { claims.unprepare(&uid(&same), &[]).await });
     wait_calls(&driver, "NodeUnprepareResources", 1).await;
     let (claims, same) = (agent.claims.clone(), q.clone());
     let prepared =
@@ -320,7 +320,7 @@ async fn a_claim_that_was_deleted_and_created_again_is_prepared_after_the_earlie
     let text = "old ResourceClaim with same name c and different UID uid-c still exists (previous pod force-deleted?!)";
     assert_eq!(agent.refused(&q).await, text);
     let held = agent.claims.pods();
-    agent.claims.reconcile(&held, &["uid-q".to_owned()].into()).await;
+    agent.claims.reconcile(&held, &["uid-q".to_owned()].into(), &[]).await;
     agent.prepare(&q).await.unwrap();
     assert_eq!(driver.prepared(), ["uid-later"]);
 }

@@ -105,6 +105,20 @@ async fn the_latest_connected_plugin_of_an_update_is_called() {
 }
 
 #[tokio::test]
+async fn a_driver_with_a_long_name_is_updated_by_sockets_with_short_ones() {
+    // The helper of drivers in Go names the socket of an update by a hash, since a path has 107 bytes at most
+    // (kubernetes/kubernetes#139623).
+    let agent = Agent::start();
+    let name = "a-driver-whose-name-has-the-longest-form-there-is.example.com";
+    let old = agent.driver_as("0a1b2c3d-reg", name, &["v1.DRAPlugin"]).await;
+    let new = agent.driver_as("4e5f6a7b-reg", name, &["v1.DRAPlugin"]).await;
+    agent.wait_endpoints(name, &[true, true]).await;
+    agent.claim("c", &[name], &["p"]);
+    agent.prepare(&pod("p", &["c"])).await.unwrap();
+    assert_eq!((old.calls().len(), new.calls().len()), (0, 1));
+}
+
+#[tokio::test]
 async fn a_driver_that_is_killed_in_a_call_fails_it_and_the_next_one_prepares_the_claim() {
     let agent = Agent::start();
     let driver = agent.driver(GPU).await;

@@ -1,5 +1,7 @@
 //! Claims across restarts of the agent, of drivers and of the machine.
 
+use std::sync::Arc;
+
 use pod_sync_claims::checkpoint::CHECKPOINT;
 use quintlet_dra_driver::{Fault, Method};
 use quintlet_kit::task;
@@ -47,12 +49,12 @@ async fn a_claim_whose_pod_went_during_the_restart_is_unprepared_once_its_driver
     let (held, known) = (agent.claims.pods(), ["uid-q".to_owned()].into());
     assert_eq!(held.len(), 2);
     // The driver is away, and then fails.
-    agent.claims.reconcile(&held, &known).await;
+    agent.claims.reconcile(&held, &known, &[]).await;
     agent.wait_connected(&driver, GPU).await;
-    agent.claims.reconcile(&held, &known).await;
+    agent.claims.reconcile(&held, &known, &[]).await;
     assert_eq!(driver.prepared(), ["uid-c", "uid-d"]);
     driver.set_fault(Method::NodeUnprepareResources, None);
-    agent.claims.reconcile(&held, &known).await;
+    agent.claims.reconcile(&held, &known, &[]).await;
     assert_eq!(driver.prepared(), ["uid-d"]);
     assert_eq!((agent.recorded("c"), agent.claims.pods()), (None, known));
 }
@@ -84,30 +86,99 @@ async fn a_claim_whose_call_the_end_of_the_agent_cut_is_unprepared_by_the_next_o
     let agent = agent.restart();
     agent.wait_connected(&driver, GPU).await;
     let held = agent.claims.pods();
-    agent.claims.reconcile(&held, &[].into()).await;
+    agent.claims.reconcile(&held, &[].into(), &[]).await;
     assert!(driver.prepared().is_empty());
 }
 
 #[tokio::test]
-async fn a_torn_checkpoint_is_set_aside_and_a_pod_that_runs_is_recorded_again() {
+async fn a_torn_or_lost_checkpoint_is_restored_from_its_copy() {
     let agent = Agent::start();
     let driver = agent.driver(GPU).await;
     agent.claim("c", &[GPU], &["p"]);
     let p = pod("p", &["c"]);
     agent.prepare(&p).await.unwrap();
-    let bytes = std::fs::read(agent.path(CHECKPOINT)).unwrap();
-    let torn = bytes[..bytes.len() / 2].to_vec();
-    std::fs::write(agent.path(CHECKPOINT), &torn).unwrap();
+    std::fs::write(agent.path(CHECKPOINT), "torn").unwrap();
+    let agent = agent.restart();
+    // Another agent may be the next one.
+    assert_eq!(agent.recorded("c").unwrap().drivers[GPU].len(), 1);
+    assert_eq!(agent.cdi(&p), ["gpu.example.com/claim=c"]);
+    std::fs::remove_file(agent.path(CHECKPOINT)).unwrap();
+    let agent = agent.restart();
+    assert_eq!(agent.cdi(&p), ["gpu.example.com/claim=c"]);
+    // The claim is gone from the API server, and with it the pod.
+    agent.source.remove("c");
+    agent.wait_connected(&driver, GPU).await;
+    agent.claims.reconcile(&agent.claims.pods(), &[].into(), &[]).await;
+    assert!(driver.prepared().is_empty());
+}
+
+#[tokio::test]
+async fn without_any_record_a_pod_that_runs_is_recorded_again() {
+    let agent = Agent::start();
+    let driver = agent.driver(GPU).await;
+    assert!(agent.claims.lacks_pods(), "a new node");
+    agent.claim("c", &[GPU], &["p"]);
+    let p = pod("p", &["c"]);
+    agent.prepare(&p).await.unwrap();
+    let agent = agent.restart();
+    assert!(!agent.claims.lacks_pods());
+    let torn = agent.lose_records();
     let agent = agent.restart();
     assert_eq!(std::fs::read(agent.path("dra_manager_state.corrupt")).unwrap(), torn);
     agent.wait_connected(&driver, GPU).await;
-    assert!(!agent.claims.holds_all(&uid(&p), &p));
+    assert!(agent.claims.lacks_pods() && !agent.claims.holds_all(&uid(&p), &p));
     let text = "internal error: unable to get claim info for ResourceClaim c in namespace default";
     let container = &p.spec.as_ref().unwrap().containers[0];
     assert_eq!(agent.claims.cdi_devices(&uid(&p), &p, container).unwrap_err().to_string(), text);
     agent.prepare(&p).await.unwrap();
     assert_eq!(agent.cdi(&p), ["gpu.example.com/claim=c"]);
     agent.unprepare(&p).await.unwrap();
+    assert!(driver.prepared().is_empty());
+}
+
+#[tokio::test]
+async fn without_any_record_a_pod_that_ends_is_unprepared_once_its_claim_can_be_read() {
+    let agent = Agent::start();
+    let driver = agent.driver(GPU).await;
+    for claim in ["c", "gone"] {
+        agent.claim(claim, &[GPU], &["p"]);
+    }
+    let p = pod("p", &["c", "gone"]);
+    agent.prepare(&p).await.unwrap();
+    agent.lose_records();
+    let agent = agent.restart();
+    agent.wait_connected(&driver, GPU).await;
+    agent.source.set_away(true);
+    let refused = agent.claims.recover(&uid(&p), &p).await.unwrap_err().to_string();
+    assert_eq!(refused, "fetch ResourceClaim c: the server is down");
+    agent.source.set_away(false);
+    // A claim that no longer exists does not keep the pod.
+    agent.source.remove("gone");
+    agent.claims.recover(&uid(&p), &p).await.unwrap();
+    assert_eq!(driver.calls_of("NodePrepareResources"), 1);
+    agent.unprepare(&p).await.unwrap();
+    assert_eq!(driver.prepared(), ["uid-gone"]);
+    assert_eq!((agent.recorded("c"), agent.claims.pods()), (None, [].into()));
+}
+
+#[tokio::test]
+async fn without_any_record_a_shared_claim_is_not_unprepared_under_a_pod_that_runs() {
+    let agent = Agent::start();
+    let driver = agent.driver(GPU).await;
+    agent.claim("c", &[GPU], &["p", "q"]);
+    let (p, q) = (pod("p", &["c"]), pod("q", &["c"]));
+    for pod in [&p, &q] {
+        agent.prepare(pod).await.unwrap();
+    }
+    agent.lose_records();
+    let agent = agent.restart();
+    agent.wait_connected(&driver, GPU).await;
+    // The first pod ends before anything has recorded the second one.
+    agent.claims.recover(&uid(&p), &p).await.unwrap();
+    agent.claims.unprepare(&uid(&p), &[Arc::new(p.clone()), Arc::new(q.clone())]).await.unwrap();
+    assert_eq!(driver.prepared(), ["uid-c"]);
+    assert_eq!(agent.recorded("c").unwrap().pods, ["uid-q".to_owned()].into());
+    agent.unprepare(&q).await.unwrap();
     assert!(driver.prepared().is_empty());
 }
 

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use pod_sync_claims::checkpoint::CHECKPOINT;
 use quintlet_cri_api::v1;
 use quintlet_dra_driver::TestDriver;
 use quintlet_kit::failpoint::{Kind, When};
 use quintlet_simulation::cuts::CutPoint;
+use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim};
+use quintlet_testkit::wait::until;
 
 use crate::resource_claims::{
     DRIVER, allocate_named, cdi_devices, create_named_claim, holders, start_driver, with_named_claim,
@@ -34,6 +37,16 @@ const END: [Cut; 4] = [
     (Kind::File, When::Before, RECORD, 1),
     (Kind::File, When::After, RECORD, 1),
 ];
+
+/// The files with the record of claims that a kill leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Left {
+    Whole,
+    /// The checkpoint is torn.
+    Copy,
+    /// The checkpoint is torn, and its copy is gone.
+    Nothing,
+}
 
 /// A node with a pod that keeps its claim.
 struct Scene {
@@ -64,12 +77,22 @@ impl Scene {
         self.sim.cuts().arm(effect, when, Some(CutPoint { kind: kind.to_owned(), number }));
     }
 
-    /// Waits until pod-sync is killed, and starts it again.
-    async fn cut(&self, cut: Cut) {
+    /// Waits until pod-sync is killed, and starts it again, on what the kill left of its record.
+    async fn cut(&self, cut: Cut, left: Left) {
         let reached = tokio::time::timeout(Duration::from_secs(60), self.sim.cuts().reached()).await;
         let passed = self.sim.cuts().disarm();
         assert!(reached.is_ok(), "{cut:?} was not reached, but {passed:?}");
-        self.sim.restart(Service::PodSync).await;
+        self.sim.kill(Service::PodSync).await;
+        let path = self.sim.root_dir().join(CHECKPOINT);
+        let copy = self.sim.paths().state_dir().join(format!(".{CHECKPOINT}"));
+        if left != Left::Whole {
+            let bytes = std::fs::read(&path).unwrap();
+            std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+        }
+        if left == Left::Nothing {
+            std::fs::remove_file(copy).unwrap();
+        }
+        self.sim.up(Service::PodSync);
     }
 
     /// Asserts that a pod has the device of its claim.
@@ -80,31 +103,58 @@ impl Scene {
             cdi_devices(&self.sim, uid, name),
             [v1::CdiDevice { name: format!("{DRIVER}/claim={name}") }]
         );
-        let mut both = vec![self.keeper.clone(), uid.to_owned()];
-        both.sort();
-        let mut held = holders(&self.sim);
-        held.sort();
-        assert_eq!(held, both);
+        self.held(&[&self.keeper, uid]).await;
         assert_eq!(self.driver.prepared().len(), 2);
     }
 
     async fn gone(&self, name: &str, uid: &str) {
         self.sim.wait_gone(name).await;
         self.sim.wait_nothing_left(uid).await;
-        assert_eq!(holders(&self.sim), [self.keeper.as_str()]);
+        self.held(&[&self.keeper]).await;
         assert_eq!(self.driver.prepared().len(), 1, "{:?}", self.driver.calls());
+    }
+
+    /// Waits until these pods are recorded.
+    async fn held(&self, pods: &[&str]) {
+        let mut expected = pods.to_vec();
+        expected.sort_unstable();
+        until("the pods of the record", LONG, async || {
+            let mut held = holders(&self.sim);
+            held.sort();
+            if held == expected { Ok(()) } else { Err(held) }
+        })
+        .await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_is_prepared_and_unprepared_whenever_pod_sync_is_killed_and_another_pod_keeps_its_own() {
+    let calls = kill_at_each_step(Left::Whole).await;
+    assert_eq!(calls, ["v1 NodePrepareResources keeper"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kill_that_tears_the_record_loses_no_claim() {
+    let calls = kill_at_each_step(Left::Copy).await;
+    assert_eq!(calls, ["v1 NodePrepareResources keeper"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kill_that_tears_the_record_and_its_copy_loses_no_claim() {
+    // The pod is recorded again after each kill. Its claim is never unprepared.
+    let calls = kill_at_each_step(Left::Nothing).await;
+    assert!(calls.iter().all(|call| call == "v1 NodePrepareResources keeper"), "{calls:?}");
+}
+
+/// Kills pod-sync at each step of pods with a claim. Returns the calls for the claim of the pod that stays.
+async fn kill_at_each_step(left: Left) -> Vec<String> {
     let scene = Scene::new().await;
     let kept = scene.sim.instances(&scene.keeper);
     for (number, cut) in START.into_iter().enumerate() {
         let name = format!("start-{number}");
         scene.arm(cut);
         let uid = scene.create(&name);
-        scene.cut(cut).await;
+        scene.cut(cut, left).await;
         scene.ready(&name, &uid).await;
         scene.sim.delete(&name, None);
         scene.gone(&name, &uid).await;
@@ -115,13 +165,13 @@ async fn a_claim_is_prepared_and_unprepared_whenever_pod_sync_is_killed_and_anot
         scene.ready(&name, &uid).await;
         scene.arm(cut);
         scene.sim.delete(&name, None);
-        scene.cut(cut).await;
+        scene.cut(cut, left).await;
         scene.gone(&name, &uid).await;
     }
     assert_eq!(scene.sim.instances(&scene.keeper), kept);
-    let calls = scene.driver.calls();
-    let of_keeper: Vec<&String> = calls.iter().filter(|call| call.contains("keeper")).collect();
-    assert_eq!(of_keeper, ["v1 NodePrepareResources keeper"]);
     assert_eq!(scene.driver.overlaps(), [""; 0]);
+    let mut calls = scene.driver.calls();
+    calls.retain(|call| call.contains("keeper"));
     scene.sim.finish().await;
+    calls
 }

@@ -125,6 +125,56 @@ async fn a_pod_gets_its_devices_before_its_container_and_gives_them_back_with_it
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_whose_holder_runs_is_not_given_away_after_the_checkpoint_was_torn() {
+    let sim = Sim::start(Options::default()).await;
+    let plugin = start_plugin(&sim, &["d1", "d2"]).await;
+    let holder = sim.create(with_devices("holder", 1));
+    sim.wait_ready("holder").await;
+    let before = sim.instances(&holder);
+    assert_eq!(devices_of(&sim, &holder, "holder"), "d1");
+    sim.kill(Service::PodSync).await;
+    drop(plugin);
+    let path = dir(&sim).join(CHECKPOINT);
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+    sim.up(Service::PodSync);
+    let _plugin = start_plugin(&sim, &["d1", "d2"]).await;
+    wait_node(&sim, "2", "2").await;
+    let new = sim.create(with_devices("new", 1));
+    sim.wait_ready("new").await;
+    assert_eq!(devices_of(&sim, &new, "new"), "d2");
+    assert_eq!(sim.instances(&holder), before);
+    let mut both = [holder, new];
+    both.sort();
+    assert_eq!(holders(&dir(&sim)), both);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_has_succeeded_is_not_admitted_again_after_a_restart_without_its_plugin() {
+    let sim = Sim::start(Options::default()).await;
+    let plugin = start_plugin(&sim, &["d1"]).await;
+    wait_node(&sim, "1", "1").await;
+    let mut pod = with_devices("job", 1);
+    pod["spec"]["restartPolicy"] = json!("Never");
+    let uid = sim.create(pod);
+    sim.wait_ready("job").await;
+    assert!(sim.runtime.exit(sim.runtime.newest(&uid, "c-job").unwrap().id(), 0));
+    sim.wait_pod("job", "it has succeeded", |pod| pod.phase() == "Succeeded").await;
+    sim.kill(Service::PodSync).await;
+    drop(plugin);
+    sim.up(Service::PodSync);
+    let _other = sim.create(pods::single("other"));
+    sim.wait_ready("other").await;
+    // Longer than a pod waits for its plugin.
+    tokio::time::sleep(GRACE * 2).await;
+    let pod = sim.pod("job");
+    assert_eq!((pod.phase(), pod.text("/status/reason")), ("Succeeded", ""));
+    assert!(sim.view("job").await.is_ok_and(|view| !waits(&view)));
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_whose_allocation_fails_is_rejected_with_the_kubelets_text() {
     let sim = Sim::start(Options::default()).await;
     let plugin = start_plugin(&sim, &["d1"]).await;

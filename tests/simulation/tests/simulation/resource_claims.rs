@@ -231,6 +231,21 @@ async fn a_running_pod_keeps_its_claim_over_a_restart_and_a_reboot_prepares_it_a
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_was_created_while_pod_sync_was_down_gets_its_claim() {
+    let sim = Sim::start(Options::default()).await;
+    let driver = start_driver(&sim).await;
+    create_claim(&sim);
+    sim.kill(Service::PodSync).await;
+    let uid = sim.create(with_claim("web"));
+    allocate(&sim, &[&uid]);
+    sim.up(Service::PodSync);
+    sim.wait_ready("web").await;
+    assert_eq!(cdi_devices(&sim, &uid, "web").len(), 1);
+    assert_eq!(driver.prepared().len(), 1);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_claim_of_a_pod_that_is_gone_after_a_restart_is_unprepared() {
     let sim = Sim::start(Options::default()).await;
     let driver = start_driver(&sim).await;
@@ -246,6 +261,104 @@ async fn the_claim_of_a_pod_that_is_gone_after_a_restart_is_unprepared() {
         if driver.prepared().is_empty() && !is_held { Ok(()) } else { Err((driver.calls(), is_held)) }
     })
     .await;
+    sim.finish().await;
+}
+
+/// Ends pod-sync, tears its record of claims, and removes the copy of the record if `has_copy` is false.
+async fn lose_record(sim: &Sim, has_copy: bool) {
+    sim.kill(Service::PodSync).await;
+    let path = sim.root_dir().join(CHECKPOINT);
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+    if !has_copy {
+        std::fs::remove_file(sim.paths().state_dir().join(format!(".{CHECKPOINT}"))).unwrap();
+    }
+}
+
+async fn wait_holders(sim: &Sim, expected: &[&str]) {
+    until("the record", LONG, async || {
+        let Ok(bytes) = std::fs::read(sim.root_dir().join(CHECKPOINT)) else { return Err(Vec::new()) };
+        let records = decode(&bytes).unwrap();
+        let seen: Vec<String> = records.into_values().flat_map(|record| record.pods).collect();
+        if seen == expected { Ok(()) } else { Err(seen) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_claim_of_a_pod_that_went_with_the_record_torn_is_unprepared() {
+    let sim = Sim::start(Options::default()).await;
+    let driver = start_driver(&sim).await;
+    create_claim(&sim);
+    let _uid = start_pod(&sim, "web").await;
+    lose_record(&sim, true).await;
+    // Nothing but the copy of the record names the claim.
+    sim.api.delete("pods", "default", "web", Some(0)).unwrap();
+    sim.api.delete("resourceclaims", "default", "gpu", Some(0)).unwrap();
+    sim.up(Service::PodSync);
+    until("the claim is unprepared", LONG, async || {
+        if driver.prepared().is_empty() { Ok(()) } else { Err(driver.calls()) }
+    })
+    .await;
+    wait_holders(&sim, &[]).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_runs_without_any_record_is_recorded_again_and_unprepared_at_its_end() {
+    let sim = Sim::start(Options::default()).await;
+    let driver = start_driver(&sim).await;
+    create_claim(&sim);
+    let uid = start_pod(&sim, "web").await;
+    let before = sim.instances(&uid);
+    // The driver fails at first, which changes nothing of the pod.
+    driver.set_fault(DriverMethod::NodePrepareResources, Some(Fault::Fail(Code::Internal)));
+    lose_record(&sim, false).await;
+    sim.up(Service::PodSync);
+    let message = "rpc error: code = Internal";
+    let event = |e: &quintlet_simulation::seen::EventSeen| e.reason == FAILED && e.message.contains(message);
+    let _failed = sim.wait_event("web", "the driver fails", event).await;
+    driver.set_fault(DriverMethod::NodePrepareResources, None);
+    wait_holders(&sim, &[&uid]).await;
+    until("the claim is prepared", LONG, async || {
+        let (_, claim) = claims(&sim).await;
+        if claim.state() == ClaimState::Prepared { Ok(()) } else { Err(claim) }
+    })
+    .await;
+    assert_eq!((sim.instances(&uid), driver.calls_of("NodeUnprepareResources")), (before, 0));
+    sim.wait_view("web", "it waits for nothing", |view| view.waiting.is_none()).await;
+    // The record is lost again, and the pod has ended before it is written.
+    lose_record(&sim, false).await;
+    sim.api.delete("pods", "default", "web", None).unwrap();
+    sim.up(Service::PodSync);
+    sim.wait_gone("web").await;
+    assert!(driver.prepared().is_empty(), "{:?}", driver.calls());
+    wait_holders(&sim, &[]).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_a_pod_does_not_unprepare_the_claim_of_another_that_runs_without_any_record() {
+    let sim = Sim::start(Options::default()).await;
+    let driver = start_driver(&sim).await;
+    create_claim(&sim);
+    let [first, second] = ["first", "second"].map(|name| sim.create(with_claim(name)));
+    allocate(&sim, &[&first, &second]);
+    for name in ["first", "second"] {
+        sim.wait_ready(name).await;
+    }
+    let before = sim.instances(&second);
+    lose_record(&sim, false).await;
+    sim.api.delete("pods", "default", "first", None).unwrap();
+    sim.up(Service::PodSync);
+    sim.wait_gone("first").await;
+    wait_holders(&sim, &[&second]).await;
+    assert_eq!(driver.calls_of("NodeUnprepareResources"), 0);
+    assert_eq!(sim.instances(&second), before);
+    sim.delete("second", None);
+    sim.wait_gone("second").await;
+    assert_eq!(driver.calls_of("NodeUnprepareResources"), 1);
+    assert!(driver.prepared().is_empty());
     sim.finish().await;
 }
 

@@ -206,6 +206,7 @@ mod tests {
             ("an address", with("podIP", json!("10.0.0.9")), true),
             ("a message", with("message", json!("hello")), true),
             ("a quantity in other words", with("allocatedResources", json!({})), false),
+            // They are the controller's (kubernetes/kubernetes#138408).
             ("a claim", with("resourceClaimStatuses", json!([{"name": "c"}])), false),
         ] {
             assert_eq!(needs_reconcile(Some(&status(base)), &status(mine.clone()), true), want, "{name}");

@@ -26,5 +26,5 @@ pub use crate::allocations::Allocations;
 pub use crate::owner::{Owner, OwnerError};
 pub use crate::records::{PodRecord, RecordJson, StateDir, StateError, Termination};
 pub use crate::resize_metrics::DeferralEnd;
-pub use crate::state_file::{StateFile, StateWriter};
+pub use crate::state_file::{StateFile, StateOrigin, StateWriter};
 pub use crate::user_namespaces::{ID_UNIT, IdPool, IdPoolError, UserNamespaceError, UserNamespaces};

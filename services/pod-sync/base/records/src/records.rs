@@ -50,6 +50,9 @@ pub struct Termination {
     /// All containers have stopped. Volumes, cgroup and status are left.
     #[serde(default)]
     pub stopped: bool,
+    /// The claims are unprepared, so that they are not recovered once more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub claims_released: bool,
     /// Only the final status is left.
     #[serde(default)]
     pub finished: bool,
@@ -69,6 +72,7 @@ impl Termination {
             since: termination.since,
             stops: before.map(|t| t.stops.clone()).unwrap_or_default(),
             stopped: termination.progress >= TerminationProgress::Stopped,
+            claims_released: before.is_some_and(|t| t.claims_released),
             finished: termination.progress == TerminationProgress::Finished,
             killed_as: termination.killed_as.clone(),
         }

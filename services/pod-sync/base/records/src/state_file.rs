@@ -16,6 +16,25 @@ const MODE: u32 = 0o600;
 pub struct StateFile {
     path: PathBuf,
     written: Vec<u8>,
+    copy: Option<VolatileCopy>,
+}
+
+/// A copy of the file on tmpfs, for a file that is lost or torn while containers run.
+#[derive(Debug)]
+struct VolatileCopy {
+    path: PathBuf,
+    written: Vec<u8>,
+}
+
+/// The origin of the value of a file that has a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StateOrigin {
+    /// The content is complete and was read.
+    File,
+    /// The file is missing or cannot be used, and its copy was read.
+    Copy,
+    /// There is neither, so that the value is the default.
+    Nothing,
 }
 
 impl StateFile {
@@ -26,7 +45,37 @@ impl StateFile {
         decode: impl FnOnce(&[u8]) -> Result<T, E>,
     ) -> (Self, T) {
         let (written, value) = read(&path, decode).unwrap_or_default();
-        (Self { path, written }, value)
+        (Self { path, written, copy: None }, value)
+    }
+
+    /// Reads a file as [`StateFile::open`] does. If there is none, or if it cannot be used, its copy counts,
+    /// which each write replaces first. The copy is on tmpfs: while containers run, it is there. Blocks.
+    pub fn open_with_copy<T: Default, E: Error + 'static>(
+        path: PathBuf,
+        copy: PathBuf,
+        decode: impl Fn(&[u8]) -> Result<T, E>,
+    ) -> (Self, T, StateOrigin) {
+        let found = read(&path, &decode);
+        let copied = std::fs::read(&copy).unwrap_or_default();
+        let mut file =
+            Self { path, written: Vec::new(), copy: Some(VolatileCopy { path: copy, written: copied }) };
+        if let Some((written, value)) = found {
+            // Another program, such as a kubelet, may have written the file.
+            file.write_copy(&written);
+            file.written = written;
+            return (file, value, StateOrigin::File);
+        }
+        let copied = file.copy.as_ref().map(|copy| copy.written.clone()).unwrap_or_default();
+        let Some(value) =
+            Some(&copied).filter(|bytes| !bytes.is_empty()).and_then(|bytes| decode(bytes).ok())
+        else {
+            return (file, T::default(), StateOrigin::Nothing);
+        };
+        tracing::warn!(path = %file.path.display(), "state file is missing or unusable, using its copy");
+        if let Err(error) = file.write(copied) {
+            tracing::error!(path = %file.path.display(), %error, "failed to restore state file");
+        }
+        (file, value, StateOrigin::Copy)
     }
 
     /// Reads a file that the caller decodes. The bytes are `None` if there is no file. Blocks.
@@ -39,7 +88,7 @@ impl StateFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
-        Ok((Self { path, written: bytes.clone().unwrap_or_default() }, bytes))
+        Ok((Self { path, written: bytes.clone().unwrap_or_default(), copy: None }, bytes))
     }
 
     /// Returns whether the file has this content already.
@@ -56,9 +105,26 @@ impl StateFile {
         if self.has(&bytes) {
             return Ok(());
         }
+        self.write_copy(&bytes);
         atomic_file::write_durable(&self.path, &bytes, MODE)?;
         self.written = bytes;
         Ok(())
+    }
+
+    // Replaces the copy. One that cannot be written is removed, since it would have an earlier state.
+    fn write_copy(&mut self, bytes: &[u8]) {
+        let Some(copy) = &mut self.copy else { return };
+        if copy.written == bytes {
+            return;
+        }
+        match atomic_file::write(&copy.path, bytes, MODE) {
+            Ok(()) => bytes.clone_into(&mut copy.written),
+            Err(error) => {
+                tracing::warn!(path = %copy.path.display(), %error, "failed to write the copy of a state file");
+                let _ = std::fs::remove_file(&copy.path);
+                copy.written.clear();
+            }
+        }
     }
 }
 
@@ -197,6 +263,55 @@ mod tests {
         go.send(()).unwrap();
         second.await.unwrap();
         assert_eq!(*writer.files.lock().await, [1, 3], "the later write has the state after the earlier one");
+    }
+
+    fn open_copied(dir: &Path) -> (StateFile, String, StateOrigin) {
+        let decode = |bytes: &[u8]| std::str::from_utf8(bytes).map(str::to_owned);
+        StateFile::open_with_copy(dir.join("state"), dir.join("copy"), decode)
+    }
+
+    #[test]
+    fn the_copy_counts_if_the_file_is_lost_or_torn_and_the_file_is_restored() {
+        let temp = tempfile::tempdir().unwrap();
+        let (path, copy) = (temp.path().join("state"), temp.path().join("copy"));
+        let (mut file, value, origin) = open_copied(temp.path());
+        assert_eq!((value.as_str(), origin), ("", StateOrigin::Nothing));
+        file.write(b"one".to_vec()).unwrap();
+        std::fs::write(&path, [0xff]).unwrap();
+        let (mut file, value, origin) = open_copied(temp.path());
+        assert_eq!((value.as_str(), origin), ("one", StateOrigin::Copy));
+        assert_eq!(std::fs::read(&path).unwrap(), b"one", "the next agent may be a kubelet");
+        file.write(b"two".to_vec()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(open_copied(temp.path()).1, "two");
+        // Another program has written the file.
+        std::fs::write(&path, "three").unwrap();
+        let (_, value, origin) = open_copied(temp.path());
+        assert_eq!((value.as_str(), origin), ("three", StateOrigin::File));
+        assert_eq!(std::fs::read(&copy).unwrap(), b"three");
+        // Both are unusable.
+        std::fs::write(&path, [0xff]).unwrap();
+        std::fs::write(&copy, [0xff]).unwrap();
+        let (mut file, value, origin) = open_copied(temp.path());
+        assert_eq!((value.as_str(), origin), ("", StateOrigin::Nothing));
+        file.write(b"four".to_vec()).unwrap();
+        assert_eq!(
+            (std::fs::read(&path).unwrap(), std::fs::read(&copy).unwrap()),
+            (b"four".to_vec(), b"four".to_vec())
+        );
+    }
+
+    #[test]
+    fn a_copy_that_cannot_be_written_keeps_no_earlier_state() {
+        let temp = tempfile::tempdir().unwrap();
+        let copy = temp.path().join("run/copy");
+        let decode = |bytes: &[u8]| std::str::from_utf8(bytes).map(str::to_owned);
+        let open = || StateFile::open_with_copy(temp.path().join("state"), copy.clone(), decode);
+        open().0.write(b"one".to_vec()).unwrap();
+        assert_eq!(open().1, "one", "the file needs no copy");
+        std::fs::create_dir(temp.path().join("run")).unwrap();
+        open().0.write(b"two".to_vec()).unwrap();
+        assert_eq!(std::fs::read(&copy).unwrap(), b"two");
     }
 
     #[test]

@@ -88,6 +88,13 @@ impl PodViews {
         self.restored().await;
     }
 
+    /// Returns whether every source has delivered its pods, and each of them, and each restored pod, has a
+    /// view.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.delivered.borrow().as_ref().is_some_and(HashSet::is_empty) && self.expected.borrow().is_empty()
+    }
+
     /// Returns whether every source has delivered its pods.
     #[must_use]
     pub fn are_sources_ready(&self) -> bool {

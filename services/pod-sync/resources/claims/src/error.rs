@@ -22,6 +22,17 @@ impl DriverMethod {
     }
 }
 
+/// Reason why a claim cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FetchError {
+    /// There is no claim with this name.
+    #[error("{0}")]
+    NotFound(String),
+    /// The API server cannot be reached, or refuses the request.
+    #[error("{0}")]
+    Failed(String),
+}
+
 /// Reason why the claims of a pod cannot be prepared or unprepared. The texts are the kubelet's, since they
 /// become the message of an event (`pkg/kubelet/cm/dra`, `k8s.io/dynamic-resource-allocation/resourceclaim`).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

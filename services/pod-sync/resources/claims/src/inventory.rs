@@ -150,6 +150,17 @@ impl ClaimInventory {
         keys.iter().all(|key| self.record(key).is_some_and(|record| record.pods.contains(pod)))
     }
 
+    /// Returns whether the devices of all of these claims are known, and recorded for the pod. After a call
+    /// that failed, a claim may be recorded without.
+    #[must_use]
+    pub fn has_devices(&self, pod: &str, keys: &[ClaimKey]) -> bool {
+        let is_known = |claim: &TrackedClaim| {
+            let is_prepared = matches!(claim.phase, ClaimPhase::Prepared(_));
+            is_prepared || claim.record.drivers.values().all(|devices| !devices.is_empty())
+        };
+        self.holds_all(pod, keys) && keys.iter().all(|key| self.claims.get(key).is_some_and(is_known))
+    }
+
     /// Returns whether a claim is recorded for the pod (`PodMightNeedToUnprepareResources`).
     #[must_use]
     pub fn holds_any(&self, pod: &str) -> bool {
@@ -229,6 +240,43 @@ impl ClaimInventory {
                     true => ClaimPhase::Prepared(claim.devices.clone()),
                     false => ClaimPhase::Uncertain,
                 };
+            }
+        }
+    }
+
+    /// Records the claims of a pod that has run without a record. Its drivers may have prepared them. There
+    /// is no call.
+    pub fn adopt(&mut self, pod: &str, claims: &[AllocatedClaim]) -> OperationStart {
+        let busy = |claim: &&AllocatedClaim| {
+            self.claims.get(&claim.key).is_some_and(|known| known.phase == ClaimPhase::Busy)
+        };
+        if let Some(claim) = claims.iter().find(busy) {
+            return OperationStart::Busy(claim.key.clone());
+        }
+        for claim in claims {
+            let tracked = self.claims.entry(claim.key.clone()).or_insert_with(|| TrackedClaim {
+                record: ClaimRecord { uid: claim.uid.clone(), ..ClaimRecord::default() },
+                phase: ClaimPhase::Uncertain,
+            });
+            // An earlier claim of the name belongs to other pods.
+            if tracked.record.uid == claim.uid {
+                tracked.record.pods.insert(pod.to_owned());
+                for driver in claim.drivers() {
+                    tracked.record.drivers.entry(driver.to_owned()).or_default();
+                }
+            }
+        }
+        OperationStart::Begun(Batches::new())
+    }
+
+    /// Records another pod for those of its claims that are recorded, so that they are not unprepared before
+    /// its end. A claim in an operation is left as it is.
+    pub fn share(&mut self, pod: &str, keys: &[ClaimKey]) {
+        for key in keys {
+            if let Some(claim) = self.claims.get_mut(key)
+                && claim.phase != ClaimPhase::Busy
+            {
+                claim.record.pods.insert(pod.to_owned());
             }
         }
     }

@@ -2,6 +2,8 @@
 //!
 //! [`Claims`] is the handle. The worker of a pod calls [`Claims::prepare`] before the sandbox,
 //! [`Claims::cdi_devices`] for each container, and [`Claims::unprepare`] after the containers have ended.
+//! Without a usable checkpoint ([`Claims::lacks_pods`]), the claims of pods that run are recorded again: by
+//! [`Claims::prepare`] while a pod runs, by [`Claims::recover`] at its end.
 //! Each operation is a task, so that a worker that goes away cannot cut it in half. A claim has one operation
 //! at a time. Calls of a driver have a deadline, and one driver does not wait for another one.
 //!
@@ -32,7 +34,7 @@ mod status;
 mod wipes;
 
 pub use crate::claim::ClaimKey;
-pub use crate::error::ClaimError;
+pub use crate::error::{ClaimError, FetchError};
 pub use crate::inventory::{ClaimInventory, ClaimRecord, ClaimStateView, PreparedDevice};
 pub use crate::manager::{ClaimContext, ClaimSource, Claims, DriverView, SliceWiper};
 pub use crate::plugins::{PluginList, WIPE_DELAY};

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, ResourceStatus};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use parking_lot::Mutex;
 use pod_sync_clients::WorkerWakeups;
-use pod_sync_records::{StateFile, StateWriter};
+use pod_sync_records::{StateFile, StateOrigin, StateWriter};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::{clock, failpoint, task};
 use quintlet_model::ids::PodUid;
@@ -23,14 +23,14 @@ use tonic::Code;
 use crate::checkpoint::{CHECKPOINT, decode, encode};
 use crate::claim::{AllocatedClaim, ClaimKey};
 use crate::driver::{CALL_LIMIT, DriverPlugin};
-use crate::error::{ClaimError, DriverMethod};
+use crate::error::{ClaimError, DriverMethod, FetchError};
 use crate::health::{DeviceName, HealthState, PluginHealth, resource_health};
 use crate::inventory::{Batches, ClaimCall, ClaimInventory, OperationStart, PreparedDevice};
 use crate::metrics::ClaimMetrics;
 use crate::monitor;
 use crate::operation::{DriverResults, evaluate, failed};
 use crate::plugins::{HealthVersion, PluginList, PluginNumber, PluginServices, WIPE_DELAY};
-use crate::requests::{allocated_claim, container_requests, has_claims, needed_claims};
+use crate::requests::{NeededClaim, allocated_claim, container_requests, has_claims, needed_claims};
 use crate::status::resource_statuses;
 
 /// Largest number of registered plugins. Each has two tasks and up to three connections.
@@ -50,8 +50,8 @@ pub trait ClaimSource: Send + Sync + fmt::Debug {
     /// Returns the current claim.
     ///
     /// # Errors
-    /// Returns the text of the error.
-    async fn get(&self, namespace: &str, name: &str) -> Result<ResourceClaim, String>;
+    /// There is no such claim, or it cannot be read.
+    async fn get(&self, namespace: &str, name: &str) -> Result<ResourceClaim, FetchError>;
 }
 
 /// Reads and removes the ResourceSlices of this node.
@@ -75,6 +75,8 @@ pub trait SliceWiper: Send + Sync + fmt::Debug {
 pub struct ClaimContext {
     /// Directory of the checkpoint.
     pub dir: PathBuf,
+    /// Directory of the copy of the checkpoint, on tmpfs.
+    pub copy_dir: PathBuf,
     /// Time.
     pub clock: Clock,
     /// Wakes the workers of pods whose devices change their health.
@@ -108,6 +110,9 @@ pub(crate) struct Shared {
     pub(crate) stop: CancellationToken,
     pub(crate) state: Mutex<ManagerState>,
     file: StateWriter<StateFile>,
+    // The checkpoint was missing or unusable: pods may run without a record. The copy may be older than what
+    // another agent has recorded.
+    lacks_pods: bool,
     // A claim is no longer busy.
     idle: Notify,
     // An operation on a claim has begun or ended.
@@ -161,8 +166,9 @@ impl Claims {
     /// Reads the checkpoint. Blocks: there is no pod before the start.
     #[must_use]
     pub fn open(context: ClaimContext) -> Self {
-        let ClaimContext { dir, clock, wakeups, source, stop } = context;
-        let (file, records) = StateFile::open(dir.join(CHECKPOINT), decode);
+        let ClaimContext { dir, copy_dir, clock, wakeups, source, stop } = context;
+        let copy = copy_dir.join(format!(".{CHECKPOINT}"));
+        let (file, records, origin) = StateFile::open_with_copy(dir.join(CHECKPOINT), copy, decode);
         let state = ManagerState {
             inventory: ClaimInventory::restored(records),
             is_unwritten: false,
@@ -181,6 +187,7 @@ impl Claims {
             stop,
             state: Mutex::new(state),
             file: StateWriter::new("claims", file),
+            lacks_pods: origin != StateOrigin::File,
             idle: Notify::new(),
             operations: watch::Sender::new(()),
             changed: Notify::new(),
@@ -189,8 +196,8 @@ impl Claims {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Prepares the claims of a pod: before its sandbox, and for a pod that runs if [`Claims::holds_all`] is
-    /// false. The record is on disk before the first call and when this returns. Claims that this process has
+    /// Prepares the claims of a pod: before its sandbox, and for a pod that runs if [`Claims::has_devices`]
+    /// is false. The record is on disk before the first call and when this returns. Claims that this process has
     /// prepared need no call.
     ///
     /// Cancellation safety: the operation ends by itself, and the pod stays recorded. Without a record,
@@ -222,14 +229,57 @@ impl Claims {
         }
     }
 
-    /// Unprepares the claims of a pod whose containers have ended. Claims that other pods use stay prepared.
+    /// Returns whether pods may run whose claims are not recorded: this process has found no usable
+    /// checkpoint, or only its copy.
+    #[must_use]
+    pub fn lacks_pods(&self) -> bool {
+        self.shared.lacks_pods
+    }
+
+    /// Records the claims of a pod that has run without a record, for [`Claims::unprepare`]. There is no
+    /// call. Claims that no longer exist, or are not reserved for the pod, are left out: their devices are
+    /// free, and the driver cannot be named.
+    ///
+    /// Cancellation safety: as if it was not called.
+    ///
+    /// # Errors
+    /// A claim cannot be read, or an operation on it does not end. Another attempt is needed before the pod
+    /// has ended.
+    pub async fn recover(&self, uid: &PodUid, pod: &Pod) -> Result<(), ClaimError> {
+        if !has_claims(pod) || self.holds_all(uid, pod) {
+            return Ok(());
+        }
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let mut claims = Vec::new();
+        // A claim that was not created was not prepared.
+        for needed in needed_claims(pod).unwrap_or_default() {
+            let claim = match self.shared.source.get(namespace, &needed.name).await {
+                Ok(claim) => allocated_claim(pod, &needed, &claim).map_err(|error| error.to_string()),
+                Err(FetchError::NotFound(reason)) => Err(reason),
+                Err(error @ FetchError::Failed(_)) => {
+                    let (name, reason) = (needed.name, error.to_string());
+                    return Err(ClaimError::Fetch { name, reason });
+                }
+            };
+            match claim {
+                Ok(claim) => claims.push(claim),
+                Err(reason) => {
+                    tracing::warn!(pod.uid = %uid, claim = needed.name, reason, "claim of a pod without a record not unprepared");
+                }
+            }
+        }
+        self.shared.begin(|state| Ok(state.inventory.adopt(uid.as_str(), &claims))).await.map(drop)
+    }
+
+    /// Unprepares the claims of a pod whose containers have ended. Claims that other pods use stay prepared:
+    /// those recorded, and `others`, which may run without a record.
     ///
     /// Cancellation safety: the operation ends by itself.
     ///
     /// # Errors
     /// Returns the kubelet's reason. The pod is recorded for the claims that a driver still has, and another
     /// attempt is needed before the pod has ended.
-    pub async fn unprepare(&self, uid: &PodUid) -> Result<(), ClaimError> {
+    pub async fn unprepare(&self, uid: &PodUid, others: &[Arc<Pod>]) -> Result<(), ClaimError> {
         {
             let state = self.shared.state.lock();
             if !state.inventory.holds_any(uid.as_str()) && !state.is_unwritten {
@@ -237,8 +287,9 @@ impl Claims {
             }
         }
         let (shared, uid) = (Arc::clone(&self.shared), uid.to_string());
+        let users = users(others);
         let unprepared = task::spawn("unprepare-claims", async move {
-            shared.measured("UnprepareResources", shared.unprepare(&uid)).await
+            shared.measured("UnprepareResources", shared.unprepare(&uid, &users)).await
         });
         unprepared.await.unwrap_or(Err(ClaimError::Ending))
     }
@@ -260,12 +311,13 @@ impl Claims {
         is_due
     }
 
-    /// Unprepares the claims of those pods of `held` that are not in `known`. `held` is from [`Claims::pods`]
-    /// and older than `known`, so that a pod that has just started is in both or in neither. An error is
-    /// logged; the next call tries again.
-    pub async fn reconcile(&self, held: &BTreeSet<String>, known: &BTreeSet<String>) {
+    /// Unprepares the claims of those pods of `held` that are not in `known`, as [`Claims::unprepare`] does.
+    /// `held` is from [`Claims::pods`] and older than `known`, so that a pod that has just started is in both
+    /// or in neither. An error is logged; the next call tries again.
+    pub async fn reconcile(&self, held: &BTreeSet<String>, known: &BTreeSet<String>, others: &[Arc<Pod>]) {
+        let users = users(others);
         for pod in held.difference(known) {
-            if let Err(error) = self.shared.unprepare(pod).await {
+            if let Err(error) = self.shared.unprepare(pod, &users).await {
                 tracing::warn!(pod, %error, "failed to unprepare the claims of a pod that is gone, retrying");
             }
         }
@@ -274,11 +326,16 @@ impl Claims {
     /// Returns whether all claims of the pod are recorded for it.
     #[must_use]
     pub fn holds_all(&self, uid: &PodUid, pod: &Pod) -> bool {
-        let Ok(needed) = needed_claims(pod) else { return false };
-        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
-        let key = |name| ClaimKey { namespace: namespace.clone(), name };
-        let keys: Vec<ClaimKey> = needed.into_iter().map(|claim| key(claim.name)).collect();
+        let Ok(keys) = claim_keys(pod) else { return false };
         self.shared.state.lock().inventory.holds_all(uid.as_str(), &keys)
+    }
+
+    /// Returns whether the devices of all claims of the pod are recorded for it, so that a container can
+    /// start.
+    #[must_use]
+    pub fn has_devices(&self, uid: &PodUid, pod: &Pod) -> bool {
+        let Ok(keys) = claim_keys(pod) else { return false };
+        self.shared.state.lock().inventory.has_devices(uid.as_str(), &keys)
     }
 
     /// Returns whether a claim is recorded for the pod, so that the pod has not ended before
@@ -416,6 +473,29 @@ impl Claims {
     }
 }
 
+/// A pod that may run without a record.
+#[derive(Debug)]
+struct ClaimUser {
+    uid: String,
+    keys: Vec<ClaimKey>,
+}
+
+/// Returns the users of claims among pods.
+fn users(pods: &[Arc<Pod>]) -> Vec<ClaimUser> {
+    let user = |pod: &Arc<Pod>| {
+        let keys = claim_keys(pod).ok().filter(|keys| !keys.is_empty())?;
+        Some(ClaimUser { uid: pod.metadata.uid.clone()?, keys })
+    };
+    pods.iter().filter_map(user).collect()
+}
+
+/// Returns the claims that a pod needs.
+fn claim_keys(pod: &Pod) -> Result<Vec<ClaimKey>, ClaimError> {
+    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+    let key = |claim: NeededClaim| ClaimKey { namespace: namespace.clone(), name: claim.name };
+    Ok(needed_claims(pod)?.into_iter().map(key).collect())
+}
+
 impl Shared {
     async fn measured<T>(
         &self,
@@ -473,14 +553,24 @@ impl Shared {
         let mut claims = Vec::new();
         for needed in needed_claims(pod)? {
             let claim = self.source.get(namespace, &needed.name).await;
-            let claim = claim.map_err(|reason| ClaimError::Fetch { name: needed.name.clone(), reason })?;
+            let claim = claim.map_err(|error| ClaimError::Fetch {
+                name: needed.name.clone(),
+                reason: error.to_string(),
+            })?;
             claims.push(allocated_claim(pod, &needed, &claim)?);
         }
         Ok(claims)
     }
 
-    async fn unprepare(self: &Arc<Self>, pod: &str) -> Result<(), ClaimError> {
-        let batches = self.begin(|state| Ok(state.inventory.begin_unprepare(pod))).await?;
+    async fn unprepare(self: &Arc<Self>, pod: &str, users: &[ClaimUser]) -> Result<(), ClaimError> {
+        let batches = self
+            .begin(|state| {
+                for user in users.iter().filter(|user| user.uid != pod) {
+                    state.inventory.share(&user.uid, &user.keys);
+                }
+                Ok(state.inventory.begin_unprepare(pod))
+            })
+            .await?;
         failpoint::work!("claims released");
         let results = self.call_all(DriverMethod::Unprepare, batches).await;
         failpoint::work!("claims unprepared");

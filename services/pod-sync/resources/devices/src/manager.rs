@@ -45,6 +45,8 @@ const EXPIRY_CHECK: Duration = Duration::from_secs(3600);
 pub struct DeviceContext {
     /// Directory of the agent's socket, of the plugins' sockets and of the checkpoint.
     pub dir: PathBuf,
+    /// Directory of the copy of the checkpoint, on tmpfs.
+    pub copy_dir: PathBuf,
     /// Time.
     pub clock: Clock,
     /// Wakes the workers of pods that wait for a plugin.
@@ -110,10 +112,11 @@ impl Devices {
     /// # Errors
     /// The directory cannot be created or read.
     pub fn open(context: DeviceContext) -> std::io::Result<Self> {
-        let DeviceContext { dir, clock, wakeups, stop } = context;
+        let DeviceContext { dir, copy_dir, clock, wakeups, stop } = context;
         std::fs::DirBuilder::new().recursive(true).mode(DIR_MODE).create(&dir)?;
         remove_sockets(&dir)?;
-        let (file, checkpoint) = StateFile::open(dir.join(CHECKPOINT), decode);
+        let copy = copy_dir.join(format!(".{CHECKPOINT}"));
+        let (file, checkpoint, _) = StateFile::open_with_copy(dir.join(CHECKPOINT), copy, decode);
         let inventory = DeviceInventory::restored(checkpoint, clock.boot());
         let capacity = watch::Sender::new(inventory.capacity());
         let state = ManagerState { inventory, ..ManagerState::default() };

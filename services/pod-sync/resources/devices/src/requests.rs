@@ -97,6 +97,7 @@ mod tests {
 
     #[test]
     fn a_resource_that_is_mapped_to_a_claim_is_not_requested() {
+        // Also if a device plugin had the resource before (kubernetes/kubernetes#141426).
         let mut pod = pod_json(json!({"containers": [container("a", "a.com/gpu", "1"),
             container("b", "a.com/gpu", "1")]}));
         let status = json!({"extendedResourceClaimStatus": {"resourceClaimName": "c", "requestMappings":

@@ -49,6 +49,7 @@ mod tracker;
 mod view;
 mod work_loop;
 
+pub use claims::possible_users;
 pub use container_stop::stop_all_containers;
 pub use halt::Halt;
 

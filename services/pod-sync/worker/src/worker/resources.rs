@@ -164,7 +164,7 @@ fn device_hints(
 
 /// Returns whether containers of the pod run, or can run in its sandbox. A machine that has restarted has
 /// neither.
-fn runs(runtime: &PodRuntime) -> bool {
+pub(super) fn runs(runtime: &PodRuntime) -> bool {
     runtime.containers.iter().any(|container| container.state == ContainerState::Running)
         || runtime.sandboxes.iter().any(|sandbox| sandbox.state == SandboxState::Ready)
 }

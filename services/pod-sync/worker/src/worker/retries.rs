@@ -33,6 +33,8 @@ pub(super) struct RetryTimes {
     pub(super) pod: Duration,
     // A resize that the runtime refused.
     pub(super) resize: Duration,
+    // The claims of a running pod that are not recorded.
+    pub(super) claims: Duration,
     // Back-off between waits for volumes that tasks mount.
     pub(super) mounts: Backoff,
     // The direct volumes that the next set-up repeats. All before the first one and after one that succeeded.
@@ -51,6 +53,7 @@ impl Default for RetryTimes {
             containers: BTreeMap::new(),
             pod: Duration::ZERO,
             resize: Duration::ZERO,
+            claims: Duration::ZERO,
             mounts: Backoff::new(MOUNT_WAIT, 2.0, MOUNT_WAIT_MAX),
             volumes: Again::All,
             failed_with: None,

@@ -17,6 +17,7 @@ use quintlet_model::pod as pods;
 use tracing::{Instrument as _, Span};
 
 use super::Worker;
+use super::claims::RunningClaims;
 use super::halt::{Halt, NextPass};
 use super::pass::Pass;
 use super::record::forget_ended;
@@ -162,6 +163,11 @@ impl Worker {
 
     /// Finishes a pass without actions. Returns when the next pass is due.
     async fn rest(&mut self, pass: &Pass, due: &DueStarts) -> Result<NextPass, Halt> {
+        let claims = match self.preparation().restore_claims(pass).await? {
+            RunningClaims::Recorded => None,
+            RunningClaims::Restored => return Ok(NextPass::Again),
+            RunningClaims::Missing(wait) => Some(wait),
+        };
         let now = self.ctx.clock.wall();
         if let Some(wait) = waiting::from_status(&pass.pod, &pass.status, &due.start_backoffs, now) {
             self.tracker.view.set_wait(&wait);
@@ -183,7 +189,7 @@ impl Worker {
             }
             return Ok(NextPass::Idle(Some(Duration::from_secs(1))));
         }
-        Ok(NextPass::Idle([due.next(), deadline, refresh].into_iter().flatten().min()))
+        Ok(NextPass::Idle([due.next(), deadline, refresh, claims].into_iter().flatten().min()))
     }
 
     fn reconcile_mirror(&mut self, desired: &Desired) {

@@ -18,7 +18,6 @@ use quintlet_model::runtime::{ContainerState, PodRuntime};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::claims::unprepare_claims;
 use super::halt::{Halt, NextPass};
 use super::removal::Removals;
 use super::retries::jitter;
@@ -111,7 +110,7 @@ impl Termination<'_> {
         self.environment.devices.release(&uid).await;
         self.environment.placement.release(&uid).await;
         // Before the final status, after which the claims may be deallocated.
-        unprepare_claims(self.environment, &uid).await?;
+        self.unprepare_claims(&pass).await?;
         if let Err(e) = self.environment.volume_tasks.unmount(&uid).await {
             let wait = e.retry_after.map(jitter);
             let halt = Halt::failed(Waiting::VolumesUnmounting { error: e.to_string() }, e);

@@ -1,6 +1,6 @@
 //! A kubelet with a runtime and an API server of its own, for the same work.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use nix::sys::signal::{Signal, kill};
@@ -25,7 +25,7 @@ pub(crate) struct KubeletNode {
     pub(crate) runtime: Runtime,
     pub(crate) api: TestApi,
     // Removed after its users.
-    _base: TempDir,
+    base: TempDir,
 }
 
 impl KubeletNode {
@@ -59,11 +59,16 @@ impl KubeletNode {
         kubelet.wait_ready(&Cluster::connect(&kubeconfig).await?).await?;
         let runtime = RuntimeServiceClient::new(containerd.channel().await?);
         let version = quintlet_recordings::kubelet::version(binary)?;
-        Ok(Self { kubelet, version, containerd, runtime, api, _base: base })
+        Ok(Self { kubelet, version, containerd, runtime, api, base })
     }
 
     pub(crate) fn agent(&self) -> Agent<'_> {
         Agent { processes: vec![("kubelet", self.kubelet.pid())], api: &self.api, node: None }
+    }
+
+    /// Returns the root directory of the kubelet.
+    pub(crate) fn root_dir(&self) -> PathBuf {
+        self.base.path().join("root")
     }
 
     /// Lets the kubelet run, or not, while something else is measured.

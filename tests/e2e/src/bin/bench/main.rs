@@ -6,6 +6,7 @@
 //! idle machine.
 
 mod confine;
+mod devices;
 mod exits;
 mod figures;
 mod kubelet;
@@ -56,6 +57,12 @@ struct Args {
     /// A kubelet that does the same work in the same run, with a runtime and an API server of its own.
     #[arg(long)]
     kubelet: Option<PathBuf>,
+    /// Pods of each kind that are started one after the other, with a device, with a claim and without.
+    #[arg(long, default_value_t = 30)]
+    device_starts: usize,
+    /// Pods of a burst with a device each. None: devices are not measured.
+    #[arg(long, default_value_t = 250)]
+    device_pods: usize,
     /// Without pods with volumes.
     #[arg(long)]
     no_volumes: bool,
@@ -72,7 +79,8 @@ struct Args {
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     // The default of the kubelet is 110.
-    let most_pods = format!("--max-pods={}", args.pods.saturating_add(MORE).max(110));
+    let most_pods = args.pods.saturating_add(MORE).max(args.device_pods).max(110);
+    let most_pods = format!("--max-pods={most_pods}");
     let extra = vec![("pod-sync", most_pods)];
     let node = Node::start(Options { run_in_memory: true, extra, ..Options::with_api("bench") }).await;
     let runtime = RuntimeServiceClient::new(node.containerd.channel().await?);
@@ -108,6 +116,9 @@ async fn main() -> anyhow::Result<()> {
         kubelet.set_running(false)?;
     }
     report.insert("full_node".to_owned(), Value::Object(agents));
+    if args.device_pods > 0 {
+        report.insert("devices".to_owned(), bench.devices().await?);
+    }
     if !args.no_volumes {
         report.insert("five_volumes".to_owned(), volumes::compare(&node, args.pods, args.rounds).await?);
     }
@@ -191,6 +202,21 @@ impl Bench<'_> {
             "exit_to_status_ms": quantiles(&exits),
             "exit_to_raw_status_ms": with_raw.then(|| quantiles(&raw_exits)),
         }))
+    }
+
+    /// Measures pods with devices of each agent.
+    async fn devices(&self) -> anyhow::Result<Value> {
+        let (starts, pods) = (self.args.device_starts, self.args.device_pods);
+        let mut figures = Map::new();
+        let ours = devices::measure(self.node.api(), &self.node.root_dir(), starts, pods).await?;
+        figures.insert("quintlet".to_owned(), ours);
+        if let Some(kubelet) = self.kubelet {
+            kubelet.set_running(true)?;
+            let theirs = devices::measure(&kubelet.api, &kubelet.root_dir(), starts, pods).await?;
+            kubelet.set_running(false)?;
+            figures.insert("kubelet".to_owned(), theirs);
+        }
+        Ok(Value::Object(figures))
     }
 
     async fn profile(&self, profiler: &Profiler) -> anyhow::Result<()> {

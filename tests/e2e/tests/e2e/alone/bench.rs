@@ -15,6 +15,7 @@ const COMMITTED_SYSTEM_CALLS: f64 = 1_350.0;
 fn a_short_run_reports_every_figure() {
     let output = Command::new(env!("CARGO_BIN_EXE_bench"))
         .args(["--pods", PODS, "--rounds", "1", "--in-flight", "4", "--exits", "2", "--idle-seconds", "2"])
+        .args(["--device-starts", "2", "--device-pods", "3"])
         .arg("--system-calls")
         .stderr(Stdio::inherit())
         .output()
@@ -42,6 +43,11 @@ fn a_short_run_reports_every_figure() {
         "/full_node/quintlet/one_more_raw_ms",
         "/full_node/quintlet/exit_to_status_ms/p50",
         "/full_node/quintlet/exit_to_status_ms/p99",
+        "/devices/quintlet/bound_to_ready_ms/without/p50",
+        "/devices/quintlet/bound_to_ready_ms/device/p99",
+        "/devices/quintlet/bound_to_ready_ms/claim/p99",
+        "/devices/quintlet/burst/create_to_ready_seconds",
+        "/devices/quintlet/burst/delete_to_gone_seconds",
         "/five_volumes/with/create_to_ready_seconds",
     ] {
         let value = report.pointer(figure).and_then(Value::as_f64);

@@ -90,6 +90,37 @@ fn a_claim_has_one_operation_at_a_time() {
 }
 
 #[test]
+fn a_pod_without_a_record_is_adopted_with_the_drivers_of_its_claims() {
+    let mut inventory = ClaimInventory::default();
+    let claims = [claim("a", "1", "x y"), claim("b", "2", "x")];
+    assert_eq!(inventory.adopt("p", &claims), OperationStart::Begun(Batches::new()));
+    assert_eq!(start(Ok(inventory.begin_unprepare("p"))), "x:a x:b y:a");
+    // Not during an operation: its end may remove the claim.
+    assert_eq!(inventory.adopt("q", &claims), OperationStart::Busy(key("a")));
+    assert!(!inventory.holds_any("q"));
+    inventory.finish_unprepare("p", &BTreeSet::new());
+    assert_eq!(inventory.records().len(), 0);
+    // Another claim of the name is not that of the pod.
+    prepare(&mut inventory, "r", &[claim("a", "9", "x")]);
+    assert_eq!(inventory.adopt("q", &claims[..1]), OperationStart::Begun(Batches::new()));
+    assert!(!inventory.holds_any("q"));
+}
+
+#[test]
+fn a_recorded_claim_that_another_pod_shares_is_released_without_a_call() {
+    let mut inventory = ClaimInventory::default();
+    prepare(&mut inventory, "p", &[claim("a", "1", "x"), claim("b", "2", "x")]);
+    inventory.share("q", &[key("a"), key("unknown")]);
+    assert!(inventory.record(&key("unknown")).is_none());
+    assert_eq!(start(Ok(inventory.begin_unprepare("p"))), "x:b");
+    // The claim is in an operation, whose end removes it.
+    inventory.share("q", &[key("b")]);
+    inventory.finish_unprepare("p", &BTreeSet::new());
+    assert_eq!(inventory.records().into_keys().collect::<Vec<_>>(), [key("a")]);
+    assert_eq!(start(Ok(inventory.begin_unprepare("q"))), "x:a");
+}
+
+#[test]
 fn a_claim_with_the_name_of_a_prepared_one_is_refused_and_nothing_is_recorded() {
     let mut inventory = ClaimInventory::default();
     prepare(&mut inventory, "p", &[claim("a", "1", "x")]);
@@ -112,6 +143,8 @@ fn after_a_failure_the_pod_stays_recorded_and_all_drivers_are_called_again() {
     inventory.set_devices(&key("a"), "x", vec![device("x/d=1", "")]);
     inventory.finish_prepare(&claims, false);
     assert!(inventory.holds_any("p"));
+    // A container that starts again has the devices of both drivers or waits.
+    assert!(inventory.holds_all("p", &[key("a")]) && !inventory.has_devices("p", &[key("a")]));
     assert_eq!(start(inventory.begin_prepare("p", &claims)), "x:a y:a");
     // The devices of the first attempt are replaced (kubernetes/kubernetes#140274).
     inventory.set_devices(&key("a"), "x", vec![device("x/d=1", "")]);

@@ -41,7 +41,7 @@ fn as_many_cpus_come_from_each_node_that_is_needed() {
 
 #[test]
 fn the_topology_managers_number_of_nodes_is_used_where_it_can_be() {
-    // kubernetes/kubernetes#139430: three nodes would do, and devices are on all four.
+    // kubernetes/kubernetes#139430 and #139456: three nodes would do, and devices are on all four.
     let topology = machine(FOUR_NODES);
     let least = |least_nodes| Distribution { least_nodes, ..distribution(1) };
     assert_eq!(taken(&topology, "0-31", 20, least(0)), [7, 7, 6, 0]);

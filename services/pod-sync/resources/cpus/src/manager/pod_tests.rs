@@ -118,6 +118,7 @@ fn hints_are_those_of_the_whole_pod_and_the_same_again_after_a_restart() {
     assert_eq!(parts(&again, &requests), "4-7,12-15: a=(4,12) b=(5-7,13-15)");
     again.recognize(&requests);
     assert_eq!(again.assignments(), manager.assignments());
+    // kubernetes/kubernetes#141041: the pod got CPUs a second time.
     again.allocate_pod(&requests, None).unwrap();
     assert_eq!(again.assignments(), manager.assignments());
     // Without the feature gate, the pod has none.

@@ -223,6 +223,21 @@ fn only_pods_whose_devices_changed_their_health_are_reported() {
 }
 
 #[test]
+fn devices_of_two_resources_with_one_id_have_a_health_of_their_own() {
+    // kubernetes/kubernetes#140323: the pod of the other resource was updated.
+    const NIC: &str = "a.com/nic";
+    let mut inventory = serving("d0");
+    give(&mut inventory, "p", "d0");
+    let nic = inventory.register(NIC, PluginOptions::default(), AT);
+    inventory.list(NIC, nic, listed("d0")).unwrap();
+    let reservation = inventory.reserve(NIC, ids("d0"));
+    inventory.commit(reservation, "q", "main", Vec::new());
+    assert_eq!(inventory.list(NIC, nic, listed("!d0")).unwrap(), ["q".to_owned()].into());
+    let gpu = inventory.registration(GPU).unwrap().0;
+    assert_eq!(inventory.list(GPU, gpu, listed("!d0")).unwrap(), ["p".to_owned()].into());
+}
+
+#[test]
 fn a_device_is_recorded_below_each_of_its_numa_nodes() {
     let mut inventory = DeviceInventory::default();
     let number = inventory.register(GPU, PluginOptions::default(), AT);

@@ -95,6 +95,7 @@ fn a_pod_keeps_its_memory_over_a_restart_and_has_none_without_the_gate() {
     };
     let mut again = open(PodLevel::Pod);
     let held = Hint { nodes: Some(NumaNodes::from(NumaNode::try_from(1).unwrap())), is_preferred: true };
+    // kubernetes/kubernetes#141070: the memory of a container was compared with the request of the pod.
     assert_eq!(again.hints(&requests, RequestScope::Pod), [Hints::OneOf(vec![held])]);
     assert_eq!(again.hints(&whole("p", "5: a=2 b="), RequestScope::Pod), [Hints::AnyNodes]);
     again.recognize(&requests);

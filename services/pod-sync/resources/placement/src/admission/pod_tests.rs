@@ -169,6 +169,7 @@ fn shown(tally: &crate::counts::Tally) -> String {
 
 #[test]
 fn allocations_and_alignments_are_counted_as_in_the_kubelet() {
+    // As since kubernetes/kubernetes#141261.
     let pair = pod("q", json!([]), json!([container("a", "2", "1Gi"), container("b", "1", "1Gi")]));
     let mixed = whole("p", "4", "2Gi", json!([plain("i")]), json!([container("a", "2", "1Gi"), plain("b")]));
     let wide = single("w", "5", "1Gi");

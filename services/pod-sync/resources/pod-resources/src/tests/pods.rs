@@ -10,7 +10,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use parking_lot::Mutex;
 use pod_sync_claims::claim::ClaimKey;
 use pod_sync_claims::inventory::ClaimRecord;
-use pod_sync_claims::{ClaimContext, ClaimSource, Claims, PreparedDevice};
+use pod_sync_claims::{ClaimContext, ClaimSource, Claims, FetchError, PreparedDevice};
 use pod_sync_clients::WorkerWakeups;
 use pod_sync_devices::checkpoint::DeviceCheckpoint;
 use pod_sync_devices::{Allocation, DeviceContext, DeviceId, Devices};
@@ -88,8 +88,8 @@ struct NoClaims;
 
 #[async_trait]
 impl ClaimSource for NoClaims {
-    async fn get(&self, _: &str, name: &str) -> Result<ResourceClaim, String> {
-        Err(format!("no claim {name}"))
+    async fn get(&self, _: &str, name: &str) -> Result<ResourceClaim, FetchError> {
+        Err(FetchError::NotFound(format!("no claim {name}")))
     }
 }
 
@@ -179,12 +179,14 @@ impl Checkpoints {
         let wakeups = Arc::new(WorkerWakeups::default());
         let devices = Devices::open(DeviceContext {
             dir: dir.path().to_owned(),
+            copy_dir: dir.path().to_owned(),
             clock: clock.clone(),
             wakeups: Arc::clone(&wakeups),
             stop: stop.clone(),
         });
         let claims = Claims::open(ClaimContext {
             dir: dir.path().to_owned(),
+            copy_dir: dir.path().to_owned(),
             clock,
             wakeups,
             source: Arc::new(NoClaims),
