@@ -25,6 +25,7 @@ mod parse;
 pub mod pods;
 pub mod pressure;
 mod process;
+pub mod profile;
 mod protos;
 pub mod retry;
 mod run_as;

@@ -20,6 +20,7 @@ use futures::StreamExt as _;
 use parking_lot::{Mutex, RwLock};
 use quintlet_kit::messages::{TooLarge, bounded_requests, count_left_out, fits};
 use quintlet_kit::neighbour::{Neighbour, PeerFeature};
+use quintlet_kit::queue;
 use quintlet_model::convert;
 use quintlet_model::ids::PodUid;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
@@ -51,6 +52,9 @@ const HEALTH_TIMEOUT: Duration = Duration::from_millis(500);
 const STREAM: usize = 256;
 /// Failed probes that wait to become events.
 const FAILURES: usize = 1000;
+/// Names of the queues.
+const PROBE_TARGETS: &str = "probe-targets";
+const PROBE_FAILURES: &str = "probe-failures";
 
 /// Features without which an instance would run a probe in another way.
 const FEATURES: &[PeerFeature] = &[PeerFeature::GrpcProbeTls, PeerFeature::HttpProbeH2c];
@@ -127,7 +131,7 @@ impl Probes {
     /// gets failed probes.
     #[must_use]
     pub fn new(dir: PathBuf, wakes: Arc<WorkerWakeups>) -> (Arc<Self>, mpsc::Receiver<ProbeFailure>) {
-        let (failures, rx) = mpsc::channel(FAILURES);
+        let (failures, rx) = queue::channel(PROBE_FAILURES, FAILURES);
         let me = Self {
             dir,
             desired: RwLock::default(),
@@ -223,7 +227,7 @@ impl Probes {
 
     /// Discovers instances and spawns a driver for each, until `stop`.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
-        let (wake, mut woken) = mpsc::channel::<()>(1);
+        let (wake, mut woken) = queue::wakes();
         let mut watcher = None;
         let mut running: BTreeSet<String> = BTreeSet::new();
         loop {
@@ -388,8 +392,9 @@ impl Probes {
         peer: &Neighbour,
         mut client: ProbeClient<Channel>,
     ) -> Result<(), tonic::Status> {
-        let (tx, rx) = mpsc::channel(STREAM);
-        let _ = tx.try_send(request(wire::drive_request::Request::Hello(quintlet_proto::hello()), None));
+        let (tx, rx) = queue::channel(PROBE_TARGETS, STREAM);
+        let hello = request(wire::drive_request::Request::Hello(quintlet_proto::hello()), None);
+        let _ = queue::offer(&tx, PROBE_TARGETS, hello);
         let mut reports = client.drive(bounded_requests(DRIVE, rx)).await?.into_inner();
         // The instance replays its memory first, so that no target carries older memory.
         while let Some(report) = reports.next().await {
@@ -486,12 +491,9 @@ impl Probes {
             Some(wire::drive_report::Report::Unhealthy(u)) => {
                 let Ok(uid) = PodUid::parse(&u.uid) else { return };
                 // Dropped if the queue is full: the next failure of the same probe gives the same event.
-                let _ = self.failures.try_send(ProbeFailure {
-                    uid,
-                    container: u.container,
-                    reason: u.reason,
-                    message: u.message,
-                });
+                let failure =
+                    ProbeFailure { uid, container: u.container, reason: u.reason, message: u.message };
+                let _ = queue::offer(&self.failures, PROBE_FAILURES, failure);
             }
             Some(wire::drive_report::Report::Hello(_) | wire::drive_report::Report::ReplayEnd(_)) | None => {}
         }

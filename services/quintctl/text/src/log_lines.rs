@@ -11,6 +11,7 @@ pub struct Lines {
 }
 
 impl Lines {
+    /// Returns a decoder at the start of a line.
     #[must_use]
     pub fn new(timestamps: bool) -> Self {
         Self { timestamps, lines: Splitter::default() }
