@@ -39,6 +39,8 @@ ALLOWED = {
     "services/shared/kit/src/socket.rs": (2, "a socket"),
     "services/shared/kit/src/tree.rs": (1, "a directory that is being removed"),
     "services/shared/kit/src/own_limits.rs": (1, "a file of /proc"),
+    "services/shared/profile/src/heap.rs": (1, "a file that jemalloc writes and that is read at once"),
+    "services/shared/profile/src/scratch.rs": (2, "a check that a temporary file can be created"),
     "services/shared/cgroups/src/files.rs": (1, "a file of a cgroup"),
     "services/pod-sync/volumes/direct/src/atomic.rs": (2, "a new version of a volume, whose bytes the next start compares"),
     "services/pod-sync/volumes/direct/src/host_path.rs": (1, "an empty file of the host, as the volume's type says"),
@@ -58,8 +60,9 @@ ALLOWED = {
     "services/pod-sync/base/cri-config/src/mounts.rs": (2, "files that containers have mounted, written for each start"),
     "services/pod-sync/base/cri-config/src/subpath.rs": (1, "an empty file to mount a volume on"),
     "services/quintctl/src/bundle/mod.rs": (1, "an archive for a person"),
+    "services/quintctl/src/profile.rs": (1, "a profile for a person"),
     "services/quintctl/src/up/processes.rs": (1, "a lock"),
-    "services/quintctl/src/up/logs.rs": (5, "logs"),
+    "services/quintctl/service-logs/src/lib.rs": (5, "logs"),
     "services/quintctl/install/src/swap.rs": (5, "the binary and its links, synced before they are renamed"),
 }
 # Not services: a containerd for tests.

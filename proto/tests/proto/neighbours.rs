@@ -9,8 +9,12 @@ use crate::samples::{FieldValue, Meaning, read, samples};
 
 /// Each call, field and value that the last release does not have, and what happens beside a service of that
 /// release. A name without an entry fails the test below: decide first what an older peer does.
-const FALLBACKS: [(&str, &str); 24] = [
+const FALLBACKS: [(&str, &str); 25] = [
     ("quintlet.debug.v1.BuildReply.refused_peers", "an older service refuses no peer and sends none"),
+    (
+        "quintlet.debug.v1.Control.Profile",
+        "quintctl profile reports that the service does not serve the call; nothing else calls it",
+    ),
     (
         "quintlet.debug.v1.Control.SetLogFilter",
         "quintctl log-level reports that the service does not serve the call; nothing else calls it",

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use quintlet_kit::queue;
 use tokio::sync::oneshot;
 
 use crate::adaptive::Adaptive;
@@ -211,8 +212,14 @@ impl Default for Lanes {
             // Checkpoints are requested by users and write to the disk that pods use.
             Lane::Checkpoint => 2,
         };
+        let limiter = |lane: Lane| {
+            let limiter = Limiter::new(limit(lane));
+            let weak = Arc::downgrade(&limiter.0);
+            queue::register(lane.queue(), MAX_QUEUE, move || Some(Limiter(weak.upgrade()?).load().1));
+            (lane, limiter)
+        };
         Self {
-            lanes: Lane::ALL.into_iter().map(|lane| (lane, Limiter::new(limit(lane)))).collect(),
+            lanes: Lane::ALL.into_iter().map(limiter).collect(),
             hosts: Mutex::new(HashMap::new()),
             adaptive: Mutex::new(Adaptive::default()),
         }
@@ -225,12 +232,16 @@ impl Lanes {
     /// # Errors
     /// Returns [`Full`] if too many calls wait.
     pub async fn enter(&self, lane: Lane, priority: Priority, registry: Option<&str>) -> Result<Slot, Full> {
+        let full = || {
+            queue::count_dropped(lane.queue());
+            Full(lane)
+        };
         let of_host = match registry.filter(|_| lane == Lane::Pull).map(|host| self.host(host)) {
-            Some(limiter) => Some(limiter.enter(priority).await.ok_or(Full(lane))?),
+            Some(limiter) => Some(limiter.enter(priority).await.ok_or_else(full)?),
             None => None,
         };
         let Some(limiter) = self.lanes.get(&lane) else { return Err(Full(lane)) };
-        let permit = limiter.enter(priority).await.ok_or(Full(lane))?;
+        let permit = limiter.enter(priority).await.ok_or_else(full)?;
         let (in_flight, waiting) = limiter.load();
         Ok(Slot { _permits: [of_host, Some(permit)], in_flight, waiting: waiting > 0 })
     }

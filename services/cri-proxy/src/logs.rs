@@ -15,7 +15,7 @@ use quintlet_kit::beneath::Dir;
 use quintlet_kit::clock::deadline_after;
 use quintlet_kit::contain::{self, contained_request};
 use quintlet_kit::messages::Bounded;
-use quintlet_kit::{failpoint, task};
+use quintlet_kit::{failpoint, queue, task};
 use quintlet_proto::runtime::v1 as pb;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
@@ -102,7 +102,7 @@ impl pb::container_logs_server::ContainerLogs for ContainerLogs {
         }
         let path = PathBuf::from(status.log_path);
         let log = open(self.root.clone(), path.clone(), tail_lines).await?;
-        let (chunks, receiver) = mpsc::channel(QUEUE);
+        let (chunks, receiver) = queue::channel("log-chunks", QUEUE);
         let reader =
             Reader { logs: self.clone(), container_id, path, log: Some(log), chunks, _permit: permit };
         let (pod, failed) = (contain::current(), reader.chunks.clone());

@@ -89,6 +89,27 @@ impl Lane {
         }
     }
 
+    /// Returns the name of the lane's queue in metrics.
+    #[must_use]
+    pub fn queue(self) -> &'static str {
+        match self {
+            Self::Start => "calls-start",
+            Self::Stop => "calls-stop",
+            Self::Remove => "calls-remove",
+            Self::Inspect => "calls-inspect",
+            Self::List => "calls-list",
+            Self::Pull => "calls-pull",
+            Self::ExecHook => "calls-exec-hook",
+            Self::ExecProbe => "calls-exec-probe",
+            Self::ExecUser => "calls-exec-user",
+            Self::RunUser => "calls-run-user",
+            Self::Stats => "calls-stats",
+            Self::StatsUser => "calls-stats-user",
+            Self::ListUser => "calls-list-user",
+            Self::Checkpoint => "calls-checkpoint",
+        }
+    }
+
     /// Returns how long a call holds its slot.
     #[must_use]
     pub fn hold(self) -> Hold {

@@ -106,6 +106,9 @@ pub struct NodeApiArgs {
     /// Set the verbosity of log lines by PUT requests to /debug/flags/v
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", default_value_t = true)]
     pub enable_debug_flags_handler: bool,
+    /// Serve profiles of this process at /debug/pprof/
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", default_value_t = true)]
+    pub enable_profiling_handler: bool,
     /// Directory that is served at /logs/
     #[arg(long, value_name = "DIR", default_value = "/var/log")]
     pub system_log_dir: PathBuf,
@@ -228,14 +231,14 @@ mod tests {
                     tlsCurvePreferences: [29, 23]\nauthentication:\n  x509: {clientCAFile: ca.crt}\n  \
                     webhook: {enabled: false, cacheTTL: 4s}\n  anonymous: {enabled: true}\n\
                     serverTLSBootstrap: true\nauthorization: {mode: AlwaysAllow, webhook: {cacheAuthorizedTTL: 5s, cacheUnauthorizedTTL: 6s}}\n\
-                    enableDebuggingHandlers: false\nenableDebugFlagsHandler: false\nenableSystemLogHandler: false\nenableSystemLogQuery: false\ncgroupRoot: /g\nkubeletCgroups: /a\nsystemCgroups: /s\npodLogsDir: /logs\n---\n\
+                    enableDebuggingHandlers: false\nenableDebugFlagsHandler: false\nenableProfilingHandler: false\nenableSystemLogHandler: false\nenableSystemLogQuery: false\ncgroupRoot: /g\nkubeletCgroups: /a\nsystemCgroups: /s\npodLogsDir: /logs\n---\n\
                     apiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\nkubeconfig: /k\nnodeName: n\n\
                     rootDir: /root\ncertDir: /pki\nruntimeCgroups: /r\n";
         std::fs::write(&path, file).unwrap();
         let line = ["node-api", "--config", path.to_str().unwrap(), "--port", "9"].map(Into::into);
         let args = quintlet_config::cli::read::<NodeApiArgs>(Service::NodeApi, line.into()).unwrap().args;
         assert!(!args.enable_server && !args.enable_debugging_handlers && !args.enable_system_log_handler);
-        assert!(!args.enable_debug_flags_handler);
+        assert!(!args.enable_debug_flags_handler && !args.enable_profiling_handler);
         assert_eq!((args.address, args.node_api_port), ([10, 0, 0, 1].into(), 9), "a flag wins");
         assert_eq!((args.read_only_port, args.healthz_port), (2, 3));
         assert_eq!(args.healthz_bind_address, IpAddr::from([10, 0, 0, 2]));

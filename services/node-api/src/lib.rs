@@ -31,6 +31,7 @@ pub mod metrics;
 mod negotiate;
 pub mod pods;
 mod process;
+mod profiling;
 pub mod routes;
 mod run;
 pub mod server;

@@ -18,7 +18,9 @@ use crate::counters::{CountedBody, InFlightRequest, ShareOf};
 use crate::debug_flags::VERBOSITY_PATH;
 use crate::server::{Handler, Peer};
 use crate::state::ServerState;
-use crate::{allocated_pods, checkpoint, container_logs, debug_flags, health, pods, system_logs, trace};
+use crate::{
+    allocated_pods, checkpoint, container_logs, debug_flags, health, pods, profiling, system_logs, trace,
+};
 use node_api_access::User;
 use node_api_access::authn::{AuthenticationError, Identity};
 use node_api_access::authz::{AuthorizationError, required_permission};
@@ -155,7 +157,8 @@ impl Routes {
             Ok(user) => {
                 let span = span_of(&request);
                 propagate::set_parent(&span, request.headers());
-                if request.uri().path() == VERBOSITY_PATH {
+                // Pages with an audit line of their own.
+                if request.uri().path() == VERBOSITY_PATH || profiling::is_for(request.uri().path()) {
                     request.extensions_mut().insert(user.clone());
                 }
                 let answer = self.traced(span, request).await;
@@ -313,8 +316,16 @@ impl Routes {
                 },
                 None => disabled("logs endpoint is disabled."),
             },
-            // There are no Go profiles.
-            Page::Debug if path.starts_with("/debug/pprof") => disabled("profiling endpoint is disabled."),
+            Page::Debug if profiling::is_for(&path) && !state.profiling => {
+                disabled("profiling endpoint is disabled.")
+            }
+            Page::Debug if profiling::is_for(&path) => {
+                only(Method::GET, &request, || {
+                    let (target, user) = (query(&request), request.extensions().get::<User>().cloned());
+                    async move { profiling::page(&path, &target, user.as_ref()).await }
+                })
+                .await
+            }
             Page::Debug if path == VERBOSITY_PATH => self.verbosity(request).await,
             Page::Checkpoint if state.checkpoints => {
                 only(Method::POST, &request, || {

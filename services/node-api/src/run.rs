@@ -193,6 +193,7 @@ impl NodeApi {
             clock,
             debugging: args.enable_debugging_handlers,
             debug_flags: args.enable_debug_flags_handler,
+            profiling: args.enable_profiling_handler,
             log_query: args.enable_system_log_query.then(LogQuery::default),
             split_streams: args.has_gate(SPLIT_STREAMS, false),
             features: crate::metrics::features::text(|name, default| args.has_gate(name, default)),

@@ -78,6 +78,8 @@ pub struct ServerState {
     pub debugging: bool,
     /// `enableDebugFlagsHandler`: serves `/debug/flags/v`.
     pub debug_flags: bool,
+    /// `enableProfilingHandler`: serves `/debug/pprof/`.
+    pub profiling: bool,
     /// Readers of container logs may select a stream.
     pub split_streams: bool,
     /// `/checkpoint` is served.

@@ -63,6 +63,7 @@ impl DebugPages {
             ("config-dir", path(&args.config.config_dir)),
             ("enable-debug-flags-handler", args.enable_debug_flags_handler.to_string()),
             ("enable-debugging-handlers", args.enable_debugging_handlers.to_string()),
+            ("enable-profiling-handler", args.enable_profiling_handler.to_string()),
             ("enable-server", args.enable_server.to_string()),
             ("enable-system-log-handler", args.enable_system_log_handler.to_string()),
             ("enable-system-log-query", args.enable_system_log_query.to_string()),

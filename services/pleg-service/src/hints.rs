@@ -9,6 +9,7 @@ use futures::StreamExt as _;
 use quintlet_kit::clock::deadline_after;
 use quintlet_kit::neighbour::{MAX_REFUSED_RETRY, is_refusal};
 use quintlet_kit::peer_startup::{PeerFailure, PeerStartup};
+use quintlet_kit::queue;
 use quintlet_kit::rate::LogInterval;
 use quintlet_kit::timers::slotted;
 use quintlet_model::ids::PodUid;
@@ -25,6 +26,9 @@ use crate::traits::{Filter, HintEvent, HintKind, HintStream, ListedContainer, Li
 /// Most hints about unknown IDs that wait: a burst of a hundred pods with a few containers each, and their
 /// events. Further hints trigger a full list.
 const MAX_UNKNOWN: usize = 1024;
+
+/// Name of their queue.
+const UNRESOLVED: &str = "unknown-hints";
 
 /// Number of unknown IDs up to which the runtime is queried for each ID, even if it has few pods. For more
 /// IDs one full list is cheaper, unless the runtime has many pods.
@@ -74,7 +78,7 @@ pub(crate) struct UnknownId {
 
 /// Reads the hint stream, and opens it again when it ends. Never returns.
 pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
-    let (unknown, unresolved) = mpsc::channel(MAX_UNKNOWN);
+    let (unknown, unresolved) = queue::channel(UNRESOLVED, MAX_UNKNOWN);
     quintlet_kit::task::spawn("hint-resolver", resolve(Arc::clone(&core), unresolved));
     let (mut peer, mut losses) = (PeerStartup::default(), LossLog::new());
     loop {
@@ -165,7 +169,7 @@ fn handle(core: &Arc<Core>, resolver: &mpsc::Sender<UnknownId>, losses: &mut Los
                 // A deletion waits for an entry with its ID. An OOM kill of an unknown container changes no
                 // cached pod.
                 core.metrics.hints_unknown.inc();
-            } else if resolver.try_send(UnknownId { id, kind, trace }).is_err() {
+            } else if queue::offer(resolver, UNRESOLVED, UnknownId { id, kind, trace }).is_err() {
                 lose(core, losses, LossReason::ResolverFull, 1);
             }
         }

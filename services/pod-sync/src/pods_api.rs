@@ -18,6 +18,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::messages::{self, Bounded};
+use quintlet_kit::queue;
 use quintlet_kit::rate::{Rate, RateLimiter};
 use quintlet_kit::server::Server;
 use quintlet_kit::socket::PeerPolicy;
@@ -195,7 +196,7 @@ impl PodsApi {
         let permit = Arc::clone(&self.watches).try_acquire_owned().map_err(|_| {
             Status::resource_exhausted(format!("{WATCHES} watches are open, no more are served"))
         })?;
-        let (sender, receiver) = mpsc::channel(QUEUE);
+        let (sender, receiver) = queue::channel("pods-api-watch", QUEUE);
         let (end_sender, end) = oneshot::channel();
         let reporting = Arc::clone(&self.reporting);
         let metrics = self.metrics.clone();

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use quintlet_kit::messages::{self, Bounded};
+use quintlet_kit::queue;
 use quintlet_kit::socket::Peer;
 use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::pod_sync_server::PodSync;
-use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
@@ -202,7 +202,11 @@ impl PodSync for PodService {
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
         use wire::watch_pods_event::Event;
         let part = ObjectPart::of_watch(&request.into_inner());
-        let (tx, rx) = mpsc::channel(if part == ObjectPart::Whole { WHOLE_STREAM } else { STREAM });
+        let (name, places) = match part {
+            ObjectPart::Whole => ("watch-whole-pods", WHOLE_STREAM),
+            ObjectPart::Nothing | ObjectPart::ForStatistics => ("watch-pods", STREAM),
+        };
+        let (tx, rx) = queue::channel(name, places);
         let reporting = Arc::clone(&self.reporting);
         quintlet_kit::task::spawn("watch-pods", async move {
             let mut versions = reporting.views.subscribe();

@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
+use quintlet_kit::queue::Counted;
 use quintlet_model::probe::ProbeKey;
 use quintlet_proto::common::v1::Trace;
 use quintlet_proto::probe::v1 as wire;
@@ -22,6 +23,7 @@ pub struct Mailbox {
     inner: Mutex<Inner>,
     filled: Notify,
     dropped: Counter,
+    queue: Counted,
     /// Cancelled when another driver has replaced this one.
     pub replaced: CancellationToken,
 }
@@ -37,7 +39,13 @@ impl Mailbox {
     /// Creates an empty mailbox. `dropped` counts failed evaluations that are dropped.
     #[must_use]
     pub fn new(dropped: Counter) -> Self {
-        Self { inner: Mutex::default(), filled: Notify::new(), dropped, replaced: CancellationToken::new() }
+        Self {
+            inner: Mutex::default(),
+            filled: Notify::new(),
+            dropped,
+            queue: Counted::new("probe-reports", UNHEALTHY_CAPACITY),
+            replaced: CancellationToken::new(),
+        }
     }
 
     /// Adds the latest memory of a probe, and drops an earlier one.
@@ -52,8 +60,10 @@ impl Mailbox {
         if inner.unhealthy.len() >= UNHEALTHY_CAPACITY {
             inner.unhealthy.pop_front();
             self.dropped.inc();
+            self.queue.dropped();
         }
         inner.unhealthy.push_back((unhealthy, trace));
+        self.queue.set(inner.unhealthy.len());
         drop(inner);
         self.filled.notify_one();
     }
@@ -87,6 +97,7 @@ impl Mailbox {
         let mut inner = self.inner.lock();
         let results = inner.results.drain().map(|(_, (r, trace))| (Report::Result(r), trace));
         let mut batch: Vec<_> = results.collect();
+        self.queue.set(0);
         batch.extend(inner.unhealthy.drain(..).map(|(u, trace)| (Report::Unhealthy(u), trace)));
         batch.extend(inner.answers.drain(..).map(|answer| (answer, None)));
         batch.into_iter().map(|(report, trace)| wire::DriveReport { report: Some(report), trace }).collect()

@@ -12,7 +12,7 @@ use crate::out::{Format, print};
 use crate::streaming::{attach, exec, forward};
 use crate::{
     bundle, claims, config, cpus, devices, events, explain, health, image, list_pods, log_level, logs,
-    pressure, protos, retry, top, trace, up, version, volumes, watch,
+    pressure, profile, protos, retry, top, trace, up, version, volumes, watch,
 };
 
 /// Operate Quintlet on this machine.
@@ -70,6 +70,8 @@ pub(crate) enum Command {
     Top(top::TopArgs),
     /// Show or change the log filter of a running service
     LogLevel(log_level::LogLevelArgs),
+    /// Take a CPU profile of a running service, or show what its heap has
+    Profile(profile::ProfileArgs),
     /// Check the health of all services, or of one
     Health(health::HealthArgs),
     /// Show the installed and the running versions
@@ -136,6 +138,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error 
         Command::Pressure => pressure::run(&paths, format).await,
         Command::Volumes(args) => volumes::run(args, &paths, format).await,
         Command::LogLevel(args) => log_level::run(args, &paths, format).await,
+        Command::Profile(args) => Box::pin(profile::run(args, &paths)).await,
         Command::Cpus => cpus::run(&paths, format).await,
         Command::Devices => devices::run(&paths, format).await,
         Command::Claims => claims::run(&paths, format).await,

@@ -1,4 +1,4 @@
-//! `quintctl top`: the resource usage of the services and the pods, and the delays of PLEG and probes.
+//! `quintctl top`: the resource usage, delays and queues of the services, and the resource usage of the pods.
 //!
 //! Rates are computed from two samples, an interval apart. In a terminal the table is refreshed until `q` is
 //! pressed.
@@ -25,12 +25,19 @@ use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::display_name;
 use crate::{health, screen, version};
+use quintctl_measures::{Queue, cpu_seconds, memory, queues, sums, value};
 use quintctl_text::{NOTHING, age, clean, fit, table};
 
-/// Clock ticks of /proc per second (`USER_HZ`), which is 100 on all common architectures.
-const TICKS: f64 = 100.0;
+/// Histograms of the time that work waits in a service: for a slot of the runtime, from an event of the
+/// runtime to its receipt, from the scheduled start of a probe, from a change of a pod's status to its write.
+const LAGS: [(&str, &str); 4] = [
+    ("cri-proxy", "quintlet_cri_queue_seconds"),
+    ("pleg-service", "kubelet_evented_pleg_connection_latency_seconds"),
+    ("probe-service", "quintlet_probe_lag_seconds"),
+    ("status-reporter", "kubelet_pod_status_sync_duration_seconds"),
+];
 
-/// Show the resource usage of services and pods.
+/// Show the resource usage of services and pods, and the queues of the services.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct TopArgs {
     /// Interval between samples, in seconds
@@ -53,7 +60,7 @@ pub(crate) async fn run(args: TopArgs, paths: &Paths, format: Format) -> Result<
     if !live {
         tokio::time::sleep(interval).await;
         let top = between(&before, &sample(paths).await);
-        return print(format.render(&top, |_| render(&top))?);
+        return print(format.render(&top, |wide| render(&top, wide))?);
     }
     let mut terminal = ratatui::try_init().map_err(Error::os("use the terminal"))?;
     let _restored = screen::Restored;
@@ -81,7 +88,7 @@ pub(crate) async fn run(args: TopArgs, paths: &Paths, format: Format) -> Result<
             },
             () = tokio::time::sleep_until(next) => {
                 let now = sample(paths).await;
-                text = render(&between(&before, &now)) + "\nq quit\n";
+                text = render(&between(&before, &now), format == Format::Wide) + "\nq quit\n";
                 before = now;
                 next = Instant::now() + interval;
             }
@@ -111,6 +118,9 @@ struct Process {
     uptime: Option<f64>,
     cpu_seconds: Option<f64>,
     memory: Option<u64>,
+    queues: Vec<Queue>,
+    /// Total seconds and number of [`LAGS`].
+    lag: Option<(f64, f64)>,
 }
 
 impl Process {
@@ -128,12 +138,16 @@ async fn sample(paths: &Paths) -> Sample {
         let peer = peers.iter().find(|peer| peer.service == row.service)?;
         Some(process(peer, row))
     });
-    let services = futures::future::join_all(rows).await;
-    let mut probes = None;
-    for peer in Peer::probes(paths) {
-        probes = add(probes, sums(&metrics(&peer).await, "prober_probe_duration_seconds"));
+    let mut services = Vec::new();
+    let (mut probes, mut inspections) = (None, None);
+    for (process, text) in futures::future::join_all(rows).await {
+        if process.name.starts_with("probe-service") {
+            probes = add(probes, sums(&text, "prober_probe_duration_seconds"));
+        } else if process.name == "pleg-service" {
+            inspections = sums(&text, "kubelet_pleg_pod_relist_duration_seconds");
+        }
+        services.push(process);
     }
-    let inspections = sums(&metrics(&Peer::pleg(paths)).await, "kubelet_pleg_pod_relist_duration_seconds");
     Sample {
         at: Instant::now(),
         services,
@@ -146,26 +160,29 @@ async fn sample(paths: &Paths) -> Sample {
 }
 
 /// Returns what a service uses, from `/proc` or, if its process is in another PID namespace, as in another
-/// container, from its metrics.
-async fn process(peer: &Peer, row: version::Row) -> Process {
+/// container, from its metrics, which are returned, too.
+async fn process(peer: &Peer, row: version::Row) -> (Process, String) {
     let (name, uptime) = (row.service, row.uptime_seconds);
-    if let Some(pid) = row.pid
-        && server_pid(peer).await == Some(pid)
-    {
-        return Process { name, pid: Some(pid), uptime, cpu_seconds: cpu_seconds(pid), memory: memory(pid) };
-    }
     let text = metrics(peer).await;
-    Process {
-        name,
-        pid: None,
-        uptime,
-        cpu_seconds: value(&text, "process_cpu_seconds_total"),
-        memory: value(&text, "process_resident_memory_bytes").map(bytes),
-    }
+    let of_service = |(service, _): &&(&str, &str)| name.split(' ').next() == Some(*service);
+    let lag = LAGS.iter().find(of_service).and_then(|(_, histogram)| sums(&text, histogram));
+    let queues = queues(&text);
+    let here = match server_pid(peer).await {
+        Some(pid) if row.pid == Some(pid) => Some(pid),
+        Some(_) | None => None,
+    };
+    let (cpu_seconds, memory) = match here {
+        Some(pid) => (cpu_seconds(pid), memory(pid)),
+        None => (
+            value(&text, "process_cpu_seconds_total"),
+            value(&text, "process_resident_memory_bytes").map(bytes),
+        ),
+    };
+    (Process { name, pid: here, uptime, cpu_seconds, memory, queues, lag }, text)
 }
 
 /// Returns the process that serves a socket, in the PID namespace of this process.
-async fn server_pid(peer: &Peer) -> Option<u32> {
+pub(crate) async fn server_pid(peer: &Peer) -> Option<u32> {
     let stream = tokio::net::UnixStream::connect(&peer.path).await.ok()?;
     let pid = stream.peer_cred().ok()?.pid()?;
     // The kernel gives 0 for a process of another namespace.
@@ -206,29 +223,10 @@ async fn metrics(peer: &Peer) -> String {
     text.await.unwrap_or_default()
 }
 
-/// Returns the value of a metric without labels.
-fn value(metrics: &str, name: &str) -> Option<f64> {
-    metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
-}
-
 /// Returns a gauge of bytes as a number.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast of a float saturates")]
 fn bytes(value: f64) -> u64 {
     value as u64
-}
-
-/// Returns the sum and the count of a histogram, over all its labels.
-fn sums(metrics: &str, name: &str) -> Option<(f64, f64)> {
-    let total = |suffix: &str| {
-        let full = format!("{name}{suffix}");
-        let values = metrics.lines().filter_map(|line| {
-            let rest = line.strip_prefix(&full)?;
-            (rest.starts_with('{') || rest.starts_with(' '))
-                .then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
-        });
-        values.reduce(|a, b| a + b)
-    };
-    Some((total("_sum")?, total("_count")?))
 }
 
 fn add(a: Option<(f64, f64)>, b: Option<(f64, f64)>) -> Option<(f64, f64)> {
@@ -236,25 +234,6 @@ fn add(a: Option<(f64, f64)>, b: Option<(f64, f64)>) -> Option<(f64, f64)> {
         (Some(a), Some(b)) => Some((a.0 + b.0, a.1 + b.1)),
         (a, b) => a.or(b),
     }
-}
-
-fn cpu_seconds(pid: u32) -> Option<f64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = text.get(text.rfind(')')? + 1..)?.split_whitespace().skip(11);
-    let user: f64 = fields.next()?.parse().ok()?;
-    let system: f64 = fields.next()?.parse().ok()?;
-    Some((user + system) / TICKS)
-}
-
-/// Returns the proportional set size in bytes, since shared pages of one binary must not count once per
-/// process. Only root may read it for processes of other users; without it the resident set size is returned.
-fn memory(pid: u32) -> Option<u64> {
-    let kib = |path: &str, key: &str| {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/{path}")).ok()?;
-        let line = text.lines().find_map(|l| l.strip_prefix(key))?;
-        line.split_whitespace().next()?.parse::<u64>().ok()
-    };
-    kib("smaps_rollup", "Pss:").or_else(|| kib("status", "VmRSS:")).map(|kib| kib * 1024)
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -277,6 +256,17 @@ struct ServiceTop {
     /// Percent of one core.
     cpu_percent: Option<f64>,
     memory_bytes: Option<u64>,
+    /// Mean of what waited in the interval, milliseconds.
+    lag_ms: Option<f64>,
+    queues: Vec<Queue>,
+}
+
+impl ServiceTop {
+    /// Returns the queue that is closest to its bound, unless all are empty.
+    fn fullest(&self) -> Option<&Queue> {
+        let share = |queue: &&Queue| queue.waiting.saturating_mul(1000) / queue.capacity.max(1);
+        self.queues.iter().filter(|queue| queue.waiting > 0).max_by_key(share)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -323,6 +313,12 @@ fn between(before: &Sample, now: &Sample) -> Top {
                 uptime_seconds: p.uptime,
                 cpu_percent: cpu,
                 memory_bytes: p.memory,
+                lag_ms: mean(
+                    before.services.iter().find(|old| old.name == p.name).and_then(|old| old.lag),
+                    p.lag,
+                )
+                .map(|(ms, _)| ms),
+                queues: p.queues.clone(),
             }
         })
         .collect();
@@ -367,8 +363,9 @@ fn between(before: &Sample, now: &Sample) -> Top {
     }
 }
 
+/// Returns the tables; `wide` adds one of all queues.
 #[must_use]
-pub(crate) fn render(top: &Top) -> String {
+pub(crate) fn render(top: &Top, wide: bool) -> String {
     let dash = || NOTHING.to_owned();
     let percent = |p: Option<f64>| p.map_or_else(dash, |p| format!("{p:.1}%"));
     let ms = |ms: Option<f64>| ms.map_or_else(dash, |ms| format!("{ms:.1}ms"));
@@ -401,11 +398,29 @@ pub(crate) fn render(top: &Top) -> String {
                 up.map_or_else(dash, |d| age(i64::try_from(d.as_nanos()).unwrap_or(i64::MAX))),
                 percent(s.cpu_percent),
                 size(s.memory_bytes),
+                ms(s.lag_ms),
+                s.queues.iter().map(|queue| queue.dropped).fold(0, u64::saturating_add).to_string(),
+                s.fullest()
+                    .map_or_else(dash, |q| format!("{}/{} {}", q.waiting, q.capacity, clean(&q.queue))),
             ]
         })
         .collect();
-    out.push_str(&table(&["SERVICE", "PID", "UP", "CPU", "MEMORY"], &services));
+    let header = ["SERVICE", "PID", "UP", "CPU", "MEMORY", "LAG", "DROPS", "FULLEST QUEUE"];
+    out.push_str(&table(&header, &services));
     out.push('\n');
+    if wide {
+        let queues: Vec<Vec<String>> = top
+            .services
+            .iter()
+            .flat_map(|s| s.queues.iter().map(move |queue| (s, queue)))
+            .map(|(s, q)| {
+                let numbers = [q.waiting, q.capacity, q.dropped].map(|number| number.to_string());
+                [clean(&s.service), clean(&q.queue)].into_iter().chain(numbers).collect()
+            })
+            .collect();
+        out.push_str(&table(&["SERVICE", "QUEUE", "WAITING", "BOUND", "DROPS"], &queues));
+        out.push('\n');
+    }
     let pods: Vec<Vec<String>> = top
         .pods
         .iter()
@@ -457,6 +472,11 @@ mod tests {
             uptime: Some(65.0),
             cpu_seconds: Some(1.0),
             memory: Some(5 << 20),
+            queues: queues(
+                "quintlet_queue_depth{queue=\"a\"} 2\nquintlet_queue_capacity{queue=\"a\"} 1000\nquintlet_queue_dropped_total{queue=\"a\"} 3\n\
+                 quintlet_queue_depth{queue=\"b\"} 1\nquintlet_queue_capacity{queue=\"b\"} 4\nquintlet_queue_dropped_total{queue=\"b\"} 0\n",
+            ),
+            lag: Some((0.5, 10.0)),
         };
         let first = Sample {
             at: Instant::now(),
@@ -475,20 +495,28 @@ mod tests {
         };
         let mut second = at(&first, 2, 1.1, 500_000_000);
         second.probes = Some((1.02, 110.0));
+        second.services[0].lag = Some((0.6, 20.0));
+        let shown = render(&between(&first, &second), true);
         assert_eq!(
-            render(&between(&first, &second)),
+            shown,
             "\
 services  5.0% of a core, 5.0Mi
 pleg      last list 0.3s ago (every 30s)   hints containerd live   inspection –
 probes    5.0/s   2.0ms each
 
-SERVICE   PID  UP   CPU   MEMORY
-pod-sync  7    65s  5.0%  5.0Mi
+SERVICE   PID  UP   CPU   MEMORY  LAG     DROPS  FULLEST QUEUE
+pod-sync  7    65s  5.0%  5.0Mi   10.0ms  3      1/4 b
+
+SERVICE   QUEUE  WAITING  BOUND  DROPS
+pod-sync  a      2        1000   3
+pod-sync  b      1        4      0
 
 POD  READY  STATUS   RESTARTS  CPU    MEMORY
 web  1/1    Running  0         25.0%  3.0Mi
 "
         );
+        // The table of all queues is for wide output alone.
+        assert!(!render(&between(&first, &second), false).contains("BOUND"));
         // A restarted process has no rate yet; its histograms count from zero.
         second.services[0].pid = Some(8);
         second.probes = Some((0.03, 3.0));
@@ -520,11 +548,11 @@ web  1/1    Running  0         25.0%  3.0Mi
             skew: false,
             error: None,
         };
-        let seen = process(&peer, row(std::process::id())).await;
+        let (seen, _) = process(&peer, row(std::process::id())).await;
         assert!(seen.pid.is_some() && seen.memory.is_some());
         // Process 1 exists here, too. That a service has this number somewhere else says nothing about it.
         drop(listener);
-        let other = process(&peer, row(1)).await;
+        let (other, _) = process(&peer, row(1)).await;
         assert_eq!((other.pid, other.cpu_seconds, other.memory), (None, None, None));
     }
 
@@ -532,12 +560,5 @@ web  1/1    Running  0         25.0%  3.0Mi
     fn the_value_of_a_metric_is_found_by_its_whole_name() {
         let text = "# TYPE a gauge\na_b 2.0\na 1.5e3\n";
         assert_eq!((value(text, "a"), value(text, "b"), bytes(1.5e3)), (Some(1500.0), None, 1500));
-    }
-
-    #[test]
-    fn a_histogram_is_added_up_over_its_labels() {
-        let text = "x_seconds_sum{a=\"1\"} 0.5\nx_seconds_count{a=\"1\"} 2\nx_seconds_sum{a=\"2\"} 1.5\nx_seconds_count{a=\"2\"} 3\nx_seconds_more_sum 9\n";
-        assert_eq!(sums(text, "x_seconds"), Some((2.0, 5.0)));
-        assert_eq!(sums("", "x_seconds"), None);
     }
 }

@@ -42,7 +42,6 @@ mod handover;
 mod head;
 mod kills;
 mod lines;
-mod logs;
 mod names;
 mod plan;
 mod processes;
@@ -106,10 +105,12 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
     let copying = task::spawn("refresh file copies", copies.keep_refreshed());
     let plans = plan::services(&args, &layout, &runtime, &node, users);
     let written = plans.iter().map(|plan| plan.name).chain(containerd.as_ref().map(|_| CONTAINERD)).collect();
-    let limits = logs::Limits { size: args.log_max_size << 20, files: args.log_max_files };
+    let limits = quintctl_service_logs::Limits { size: args.log_max_size << 20, files: args.log_max_files };
     let services = start_services(plans, &args, &layout, &binaries, processes, &tasks)?;
-    let rotation =
-        task::spawn("rotate logs", logs::rotate_periodically(layout.log_dir.clone(), written, limits));
+    let rotation = task::spawn(
+        "rotate logs",
+        quintctl_service_logs::rotate_periodically(layout.log_dir.clone(), written, limits),
+    );
     let (views, mut view) = watch::channel(View::default());
     let follower = task::spawn("follow pods", view::follow(layout.podsync_socket(), views));
 
@@ -168,8 +169,12 @@ fn start_services(
 ) -> Result<Vec<Service>, UpError> {
     let now = quintlet_kit::clock::Clock::system().wall();
     for plan in &plans {
-        logs::append_start_line(&logs::path(&layout.log_dir, plan.name), &args.log_format, now)
-            .map_err(|source| UpError::Directory { path: layout.log_dir.clone(), source })?;
+        quintctl_service_logs::append_start_line(
+            &quintctl_service_logs::path(&layout.log_dir, plan.name),
+            &args.log_format,
+            now,
+        )
+        .map_err(|source| UpError::Directory { path: layout.log_dir.clone(), source })?;
     }
     let processes = Arc::new(Mutex::new(processes));
     let paths = Paths::new(&layout.run_dir);
@@ -324,9 +329,10 @@ async fn start_containerd(args: &UpArgs, layout: &Layout) -> Result<Option<Conta
     let mut options = Options::new(&layout.containerd);
     options.masquerade = true;
     options.keep_pods = !args.down;
-    let log = logs::path(&layout.log_dir, CONTAINERD);
+    let log = quintctl_service_logs::path(&layout.log_dir, CONTAINERD);
     // Created here, since containerd would create its log with another mode.
-    logs::open(&log).map_err(|source| UpError::Directory { path: layout.log_dir.clone(), source })?;
+    quintctl_service_logs::open(&log)
+        .map_err(|source| UpError::Directory { path: layout.log_dir.clone(), source })?;
     options.log_file = Some(log);
     if args.down {
         let owned = [&layout.root_dir, &layout.run_dir, &layout.pod_logs_dir, &layout.container_logs_dir];

@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::contain::{Work, contained};
-use quintlet_kit::failpoint;
+use quintlet_kit::{failpoint, queue};
 use quintlet_model::ids::PodUid;
 use quintlet_telemetry::propagate;
 use tokio::sync::{Notify, mpsc};
@@ -37,6 +37,9 @@ const AFTER_FULL: Duration = Duration::from_secs(10);
 
 /// Acks that are queued for one stream: several for each pod of a full node. A slower stream is ended.
 const ACKS: usize = 4096;
+
+/// Name of their queue.
+const ACK_QUEUE: &str = "status-acks";
 
 /// Pauses after failed writes of one pod: 50 ms, doubled up to 1 s.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -166,13 +169,16 @@ impl Reporter {
             deferral,
             capacity,
         };
-        Self { shared: Arc::new(shared) }
+        let shared = Arc::new(shared);
+        let weak = Arc::downgrade(&shared);
+        queue::register("pod-statuses", capacity, move || Some(weak.upgrade()?.state.lock().pods.len()));
+        Self { shared }
     }
 
     /// Returns the pending updates, and a receiver of acks. A receiver that is too slow is closed.
     #[must_use]
     pub fn listen(&self) -> (Vec<(PodUid, Stamp)>, mpsc::Receiver<Ack>) {
-        let (sender, receiver) = mpsc::channel(ACKS);
+        let (sender, receiver) = queue::channel(ACK_QUEUE, ACKS);
         let mut state = self.shared.state.lock();
         let held = state.pods.iter().filter_map(|(uid, entry)| {
             let stamp = entry.waiting.as_ref().map(|(u, _)| u.stamp).or(entry.writing)?;
@@ -269,7 +275,7 @@ fn count(n: usize) -> i64 {
 impl Shared {
     fn acknowledge(&self, state: &mut State, ack: Ack) {
         self.metrics.acked(&ack.verdict);
-        state.listeners.retain(|listener| match listener.try_send(ack.clone()) {
+        state.listeners.retain(|listener| match queue::offer(listener, ACK_QUEUE, ack.clone()) {
             Ok(()) => true,
             Err(mpsc::error::TrySendError::Full(_)) => {
                 warn!("report stream is too slow and ended");

@@ -135,7 +135,7 @@ impl StatusReporter for Service {
         let ended = self.stop.child_token();
         // The queue has acks of invalid updates and the error of the stream: few, so that the reader may wait
         // for room.
-        let (unreadable, refusals) = tokio::sync::mpsc::channel(16);
+        let (unreadable, refusals) = quintlet_kit::queue::channel("status-refusals", 16);
         let closing = ended.clone();
         quintlet_kit::task::spawn("report-stream", async move {
             let _closing = closing.drop_guard();
@@ -244,7 +244,7 @@ impl StatusReporter for Service {
         request: Request<Streaming<wire::NodeVolumesRequest>>,
     ) -> Result<Response<Self::NodeVolumesStream>, Status> {
         // A full channel delays only the next reply, which has the newest state.
-        let (replies, receiver) = tokio::sync::mpsc::channel(1);
+        let (replies, receiver) = quintlet_kit::queue::channel("node-volumes-replies", 1);
         let (board, has_api) = (self.volumes.clone(), self.api.is_some());
         let caller = Arc::clone(&self.caller);
         let stream = volumes_stream(board, has_api, caller, request.into_inner(), replies);

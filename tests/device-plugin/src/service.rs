@@ -107,7 +107,7 @@ impl DevicePlugin for PluginService {
 
 // Sends the lists until they are ended.
 fn send_lists(state: &PluginState) -> ListStream {
-    let (sender, receiver) = tokio::sync::mpsc::channel(1);
+    let (sender, receiver) = quintlet_kit::queue::channel("reports", 1);
     let mut lists = WatchStream::new(state.devices.subscribe());
     let mut ends = state.list_ends.subscribe();
     drop(quintlet_kit::task::spawn("lists", async move {

@@ -142,7 +142,7 @@ fn reports<T: Send + 'static>(
     state: &DriverState,
     report: impl Fn(Vec<health::DeviceHealth>) -> T + Send + 'static,
 ) -> Reports<T> {
-    let (sender, receiver) = tokio::sync::mpsc::channel(1);
+    let (sender, receiver) = quintlet_kit::queue::channel("reports", 1);
     let mut lists = WatchStream::new(state.health.subscribe());
     let mut ends = state.health_ends.subscribe();
     drop(quintlet_kit::task::spawn("reports", async move {

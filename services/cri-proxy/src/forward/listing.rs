@@ -21,7 +21,7 @@ use hyper::body::Incoming;
 use prometheus_client::metrics::gauge::Gauge;
 use quintlet_kit::clock::deadline_after;
 use quintlet_kit::contain::{self, contained_request};
-use quintlet_kit::task;
+use quintlet_kit::{queue, task};
 use quintlet_model::outcome::Outcome;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -114,7 +114,7 @@ impl Dispatcher {
             short_output: None,
         };
         let held = BufferedBytes::new(&self.metrics);
-        let (chunks, frames) = mpsc::channel(1);
+        let (chunks, frames) = queue::channel("list-chunks", 1);
         let (head, started) = oneshot::channel();
         let (last, end) = oneshot::channel();
         let sender = ListSender { to: chunks, head: Some(head), next: Instant::now(), held: held.clone() };

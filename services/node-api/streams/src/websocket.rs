@@ -415,8 +415,8 @@ mod tests {
     async fn stopped(status: Option<&[u8]>) -> Vec<Message> {
         let (client, far_client) = tokio::io::duplex(64 << 10);
         let stop = CancellationToken::new();
-        let (blocks, stdout) = tokio::sync::mpsc::channel(1);
-        let (errors, error) = tokio::sync::mpsc::channel(1);
+        let (blocks, stdout) = quintlet_kit::queue::channel("test", 1);
+        let (errors, error) = quintlet_kit::queue::channel("test", 1);
         let output = Output { stdout: Some(stdout), stderr: None, error, _open: Vec::new() };
         let (to_client, _from_client) = websocket_server(client).await.split();
         let stopping = stop.clone();

@@ -86,10 +86,10 @@ mod tests {
 
     /// Writes that are recorded, the first of which fail.
     fn recorded(failures: usize) -> (QosCgroups, tokio::sync::mpsc::Receiver<u64>) {
-        let (sender, writes) = tokio::sync::mpsc::channel(WRITES);
+        let (sender, writes) = quintlet_kit::queue::channel("test", WRITES);
         let left = Mutex::new(failures);
         let cgroups = QosCgroups::spawn(move |tiers: &QosTiers| {
-            sender.try_send(tiers.burstable_shares).unwrap();
+            quintlet_kit::queue::offer(&sender, "test", tiers.burstable_shares).unwrap();
             let mut left = left.lock();
             if *left == 0 {
                 return Ok(());
@@ -119,10 +119,10 @@ mod tests {
     #[tokio::test]
     async fn a_write_that_hangs_delays_only_the_next_write_which_has_the_newest_values() {
         let (release, hangs) = mpsc::channel::<()>();
-        let (sender, mut writes) = tokio::sync::mpsc::channel(WRITES);
+        let (sender, mut writes) = quintlet_kit::queue::channel("test", WRITES);
         let hangs = Mutex::new(hangs);
         let cgroups = QosCgroups::spawn(move |tiers: &QosTiers| {
-            sender.try_send(tiers.burstable_shares).unwrap();
+            quintlet_kit::queue::offer(&sender, "test", tiers.burstable_shares).unwrap();
             let _ended = hangs.lock().recv();
             Ok(())
         });

@@ -108,7 +108,7 @@ async fn next(receiver: &mut mpsc::Receiver<Result<WatchPodsEvent, Status>>) -> 
 async fn a_watcher_gets_the_pods_the_end_of_the_snapshot_and_the_newest_change() {
     let views = Arc::new(PodViews::default());
     publish(&views, "a", "Pending");
-    let (sender, mut receiver) = mpsc::channel(QUEUE);
+    let (sender, mut receiver) = quintlet_kit::queue::channel("test", QUEUE);
     let watched = Arc::clone(&views);
     let watch = quintlet_kit::task::spawn("watch", async move { send_events(&watched, &sender).await });
     assert_eq!(next(&mut receiver).await.0, EventType::Added);
@@ -127,7 +127,7 @@ async fn a_watch_ends_with_a_status_if_its_client_does_not_read() {
     for pod in 0..=QUEUE {
         publish(&views, &format!("u{pod}"), "Running");
     }
-    let (sender, mut receiver) = mpsc::channel(QUEUE);
+    let (sender, mut receiver) = quintlet_kit::queue::channel("test", QUEUE);
     let began = tokio::time::Instant::now();
     let ended = send_events(&views, &sender).await;
     assert_eq!((ended.code(), ended.message()), (Code::ResourceExhausted, "watch client channel closed"));

@@ -58,7 +58,7 @@ impl SourceTasks<'_> {
     ) -> (mpsc::Receiver<SourceMessage>, Vec<SourceKind>) {
         let (args, stop) = (self.args, &self.tasks.stop);
         let node = &self.ctx.node.settings.node_name;
-        let (tx, rx) = mpsc::channel(pod_sync_sources::SOURCE_QUEUE);
+        let (tx, rx) = quintlet_kit::queue::channel("pod-sources", pod_sync_sources::SOURCE_QUEUE);
         let mut kinds = Vec::new();
         if let Some(path) = &args.manifests {
             kinds.push(SourceKind::File);

@@ -3,8 +3,6 @@
 //! With `--follow` the command prints new lines, continues with the next file when the log is rotated or the
 //! container restarts, and ends when the pod is removed or has terminated.
 
-mod lines;
-
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -20,7 +18,7 @@ use tokio::time::Instant;
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::print;
-pub(crate) use lines::Lines;
+use quintctl_text::Lines;
 
 /// Default directory of the containers' logs.
 pub(crate) const POD_LOGS_DIR: &str = "/var/log/pods";

@@ -86,8 +86,8 @@ pub(crate) async fn run(
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     // At most one fetch is in progress.
-    let (contents, mut content) = mpsc::channel::<(PanelSource, Arc<Content>)>(1);
-    let (reports, mut report) = mpsc::channel::<String>(REPORTS);
+    let (contents, mut content) = quintlet_kit::queue::channel::<(PanelSource, Arc<Content>)>("contents", 1);
+    let (reports, mut report) = quintlet_kit::queue::channel::<String>("kills", REPORTS);
     let mut busy = false;
     let mut model = Model::new(kills.as_ref().map(|k| k.names.clone()).unwrap_or_default());
     model.show(&view.borrow_and_update(), now_ns());

@@ -67,7 +67,7 @@ pub(crate) async fn run(args: ForwardArgs, paths: &Paths) -> Result<(), Error> {
     // Connect now, so that an error is reported before the first connection.
     target.connection().await?;
     let tasks = TaskGroup::new();
-    let (messages, mut message) = mpsc::channel(MESSAGES);
+    let (messages, mut message) = quintlet_kit::queue::channel("messages", MESSAGES);
     for (local, remote) in args.ports {
         let address = SocketAddr::new(args.address, local);
         let listener = TcpListener::bind(address).await.map_err(Error::os(format!("listen on {address}")))?;

@@ -12,7 +12,6 @@ use quintlet_kit::task;
 use quintlet_spdy::{Connection, Stream, Writer};
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
 
 use super::terminal::{self, RawTerminal};
 use crate::error::{EXIT_FAILURE, Error};
@@ -130,7 +129,7 @@ async fn copy(mut stream: Stream, mut output: impl std::io::Write) {
 async fn read_stdin(writer: Writer) {
     // A plain thread: the tokio runtime waits at its end for blocking reads of its own, and this read may
     // never return.
-    let (blocks, mut block) = mpsc::channel::<Vec<u8>>(1);
+    let (blocks, mut block) = quintlet_kit::queue::channel::<Vec<u8>>("blocks", 1);
     std::thread::spawn(move || {
         let mut buffer = vec![0; BLOCK];
         while let Ok(n @ 1..) = std::io::stdin().lock().read(&mut buffer) {

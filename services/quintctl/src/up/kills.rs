@@ -67,17 +67,21 @@ async fn kill_and_watch(
     let (pid, starts) = match &*state.borrow() {
         ServiceState::Running { pid, starts, .. } => (*pid, *starts),
         ServiceState::New | ServiceState::Waiting { .. } | ServiceState::Ended => {
-            let _ = reports.try_send(format!("{name} is not running"));
+            let _ = quintlet_kit::queue::offer(&reports, "kills", format!("{name} is not running"));
             return;
         }
     };
     let before = columns(&view.borrow());
     let killed = Instant::now();
     if let Err(error) = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL) {
-        let _ = reports.try_send(format!("failed to kill {name} (pid {pid}): {error}"));
+        let _ = quintlet_kit::queue::offer(
+            &reports,
+            "kills",
+            format!("failed to kill {name} (pid {pid}): {error}"),
+        );
         return;
     }
-    let _ = reports.try_send(format!("{name} (pid {pid}) killed …"));
+    let _ = quintlet_kit::queue::offer(&reports, "kills", format!("{name} (pid {pid}) killed …"));
     let again = async {
         let _ = state.wait_for(|s| matches!(s, ServiceState::Running { starts: n, .. } if *n > starts)).await;
         while !service.is_healthy().await {
@@ -94,7 +98,7 @@ async fn kill_and_watch(
         }
         Err(_) => format!("{name} killed, not serving after {}s; see its log", RECOVERY_LIMIT.as_secs()),
     };
-    let _ = reports.try_send(report);
+    let _ = quintlet_kit::queue::offer(&reports, "kills", report);
 }
 
 /// Returns the name and the state of each pod, by UID. A restart of a service must not change them.

@@ -88,7 +88,7 @@ impl Service {
         let (order, orders) = watch::channel(Order::Run);
         let (states, state) = watch::channel(ServiceState::New);
         let name = plan.name;
-        let log = super::logs::path(log_dir, name);
+        let log = quintctl_service_logs::path(log_dir, name);
         let exit_note = paths.exit(name);
         let supervised = Supervised { binary, plan, log, exit_note, processes, orders, states };
         tasks.spawn("supervise", supervised.run());
@@ -211,7 +211,7 @@ impl Supervised {
     }
 
     fn spawn(&self) -> std::io::Result<Child> {
-        let log = super::logs::open(&self.log)?;
+        let log = quintctl_service_logs::open(&self.log)?;
         let ServiceBinary { path, name } = &self.binary;
         let mut command = match &self.plan.user {
             // quintctl run-as changes the user and executes the service in the same process.

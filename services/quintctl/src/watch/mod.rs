@@ -16,7 +16,6 @@ use std::collections::BTreeSet;
 
 use quintlet_kit::paths::Paths;
 use quintlet_kit::task::TaskGroup;
-use tokio::sync::mpsc;
 
 use crate::client::Peer;
 use crate::error::Error;
@@ -47,7 +46,7 @@ pub(crate) async fn run(args: WatchArgs, paths: &Paths, format: Format) -> Resul
     if let (Err(error), Err(_)) = (pod_sync.channel().await, Peer::pleg(paths).channel().await) {
         return Err(error);
     }
-    let (lines, mut out) = mpsc::channel(LINE_CAPACITY);
+    let (lines, mut out) = quintlet_kit::queue::channel("lines", LINE_CAPACITY);
     let tasks = TaskGroup::new();
     let events = streams::Events::default();
     tasks.spawn("watch pods", streams::pods(pod_sync, events.clone(), lines.clone()));

@@ -1,6 +1,10 @@
 //! Formats text, tables, times and durations for the terminal.
 
+mod log_lines;
+
 use std::fmt::Write as _;
+
+pub use log_lines::Lines;
 
 /// Nanoseconds in a second.
 const SECOND: i64 = 1_000_000_000;

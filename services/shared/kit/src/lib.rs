@@ -32,6 +32,8 @@ pub mod neighbour;
 pub mod notify;
 pub mod own_limits;
 pub mod peer_startup;
+pub mod profile;
+pub mod queue;
 pub mod rate;
 pub mod redirect;
 pub mod reflection;

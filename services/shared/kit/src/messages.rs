@@ -224,6 +224,12 @@ impl Chunk for debug::MetricsReply {
     }
 }
 
+impl Chunk for debug::ProfileReply {
+    fn append(&mut self, next: Self) {
+        self.data.extend(next.data);
+    }
+}
+
 impl Chunk for debug::TracesReply {
     fn append(&mut self, next: Self) {
         self.spans.extend(next.spans);

@@ -323,7 +323,7 @@ impl Store {
             expected: desc.digest.clone(),
             ..WriteContentRequest::default()
         };
-        let (sender, receiver) = tokio::sync::mpsc::channel(2);
+        let (sender, receiver) = quintlet_kit::queue::channel("layers", 2);
         let feed = async {
             let mut offset = 0;
             while offset < desc.size {

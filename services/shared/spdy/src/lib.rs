@@ -190,7 +190,7 @@ impl Connection {
         read: impl AsyncRead + Unpin + Send + 'static,
         write: impl AsyncWrite + Unpin + Send + 'static,
     ) -> Self {
-        let (out, frames) = mpsc::channel(OUTGOING_FRAMES);
+        let (out, frames) = quintlet_kit::queue::channel("spdy-frames", OUTGOING_FRAMES);
         let opening = Opening { next_id: 1, headers: Compress::new(Compression::fast(), true) };
         let stop = CancellationToken::new();
         let shared = Arc::new(Shared {
@@ -231,7 +231,7 @@ impl Connection {
             return None;
         }
         opening.next_id = id.saturating_add(2);
-        let (sender, blocks) = mpsc::channel(STREAM_BLOCKS);
+        let (sender, blocks) = quintlet_kit::queue::channel("spdy-blocks", STREAM_BLOCKS);
         {
             let mut streams = self.shared.streams.lock();
             if streams.closed {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use quintlet_kit::backoff::Backoff;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::queue as kit_queue;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
@@ -21,6 +22,9 @@ use crate::metrics::Metrics;
 
 /// Capacity of the queue, as in the kubelet.
 const QUEUE: usize = 1000;
+
+/// Name of the queue.
+const EVENTS: &str = "events";
 
 /// Time after which an event is dropped. The kubelet makes twelve attempts, ten seconds apart.
 const UNREACHABLE_LIMIT: Duration = Duration::from_secs(120);
@@ -84,7 +88,7 @@ impl Recorder {
         metrics: Metrics,
         stop: CancellationToken,
     ) -> Self {
-        let (queue, waiting) = mpsc::channel(QUEUE);
+        let (queue, waiting) = kit_queue::channel(EVENTS, QUEUE);
         let (correlator, recent) = (Correlator::new(node), RecentIds::default());
         let node_uid = NodeUid::default();
         let writer = Writer {
@@ -142,7 +146,7 @@ impl Recorder {
             return Ok(waiting);
         };
         let occurrence = Occurrence { at: occurrence.at.or_else(|| Some(clock.wall())), ..occurrence };
-        let queued = queue.try_send(Queued { id, occurrence, done }).map_err(|e| match e {
+        let queued = kit_queue::offer(queue, EVENTS, Queued { id, occurrence, done }).map_err(|e| match e {
             TrySendError::Full(_) => NotQueued::Full,
             TrySendError::Closed(_) => NotQueued::Stopped,
         });

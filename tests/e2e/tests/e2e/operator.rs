@@ -2,8 +2,10 @@
 
 use std::process::{Output, Stdio};
 
-use quintlet_e2e::wait::LONG;
+use quintlet_e2e::wait::{LONG, until};
 use quintlet_e2e::{Node, Options, Terminal, pods};
+use quintlet_proto::debug::v1::MetricsRequest;
+use quintlet_proto::debug::v1::debug_client::DebugClient;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 
@@ -113,6 +115,61 @@ async fn change_log_filters(node: &Node) {
     );
 }
 
+/// A service under load shows where it uses the CPU, to one operator at a time.
+async fn take_profiles(node: &Node) {
+    let socket = node.paths.podsync();
+    let load = tokio::spawn(async move {
+        let mut client = DebugClient::new(quintlet_kit::socket::channel(socket));
+        loop {
+            let mut metrics = client.metrics(MetricsRequest {}).await.unwrap().into_inner();
+            while metrics.message().await.unwrap().is_some() {}
+        }
+    });
+    let output = run(node, &["profile", "pod-sync", "--seconds=2", "--format=folded"], b"").await;
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let folded = text(&output.stdout);
+    let samples = |line: &str| line.rsplit_once(' ').unwrap().1.parse::<u32>().unwrap();
+    assert!(folded.lines().map(samples).sum::<u32>() >= 10, "{folded}");
+    // The whole stack: from the main function to the code that makes the answer.
+    let is_whole = |line: &&str| line.contains("pod_sync::main") && line.contains("prometheus_client::");
+    assert!(folded.lines().filter(is_whole).map(samples).sum::<u32>() >= 5, "{folded}");
+
+    let scratch = node.scratch();
+    let [svg, pprof] = ["p.svg", "p.pb.gz"].map(|name| scratch.join(name).display().to_string());
+    let output = run(node, &["profile", "pod-sync", "--seconds=1", "--file", &svg], b"").await;
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let drawn = std::fs::read_to_string(&svg).unwrap();
+    assert!(drawn.contains("pod-sync: ") && drawn.contains("prometheus_client::"), "{drawn}");
+    let line = ["profile", "pod-sync", "--seconds=1", "--format=pprof", "--file", &pprof];
+    let output = run(node, &line, b"").await;
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(std::fs::read(&pprof).unwrap()[..2], [0x1f, 0x8b]);
+    load.abort();
+
+    let mut first =
+        node.quintctl(&["profile", "pod-sync", "--seconds=60"]).stdout(Stdio::piped()).spawn().unwrap();
+    let second = async |wanted: &str| {
+        until(wanted, LONG, async || {
+            let output = run(node, &["profile", "pod-sync", "--seconds=1", "--format=folded"], b"").await;
+            let shown = format!("{:?} {}", output.status.code(), text(&output.stderr));
+            if shown.contains(wanted) { Ok(()) } else { Err(shown) }
+        })
+        .await;
+    };
+    second("Some(1) quintctl: pod-sync: another profile of this process is being taken").await;
+    first.kill().await.unwrap();
+    second("Some(0)").await;
+    for (line, code, want) in [
+        (&["profile", "pod-sync", "--seconds=61"][..], 64, "61 is not in 1..=60"),
+        (&["profile", "pod-sync", "--heap"], 1, "this build has no heap profile"),
+        (&["profile", "probe-service", "--instance=other"], 1, "no instance other"),
+    ] {
+        let output = run(node, line, b"").await;
+        assert_eq!(output.status.code(), Some(code), "{line:?}");
+        assert!(text(&output.stderr).contains(want), "{line:?}: {}", text(&output.stderr));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_operator_uses_logs_exec_and_port_forward() {
     let node = Node::start(Options::standalone("operator")).await;
@@ -152,6 +209,7 @@ async fn an_operator_uses_logs_exec_and_port_forward() {
     }
     in_a_terminal(&node).await;
     change_log_filters(&node).await;
+    take_profiles(&node).await;
 
     let attach =
         node.quintctl(&["attach", "-i", "echo"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::queue::Counted;
 use quintlet_model::text;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
@@ -21,7 +22,7 @@ use tonic::Code;
 use tonic::transport::Channel;
 
 use crate::retry::SERVICE_RETRY;
-use crate::unsent::UnsentEvents;
+use crate::unsent::{QUEUE, UnsentEvents};
 
 /// Events kept for `quintctl explain` and `quintctl watch`.
 const KEPT: usize = 1000;
@@ -83,6 +84,7 @@ struct Outgoing {
     added: Notify,
     queued: Gauge,
     dropped: Counter,
+    queue: Counted,
 }
 
 impl Outgoing {
@@ -92,6 +94,7 @@ impl Outgoing {
         let mut unsent = self.unsent.lock();
         if !unsent.push(event) {
             self.dropped.inc();
+            self.queue.dropped();
         }
         self.count(&unsent);
         drop(unsent);
@@ -105,6 +108,7 @@ impl Outgoing {
     }
 
     fn count(&self, unsent: &UnsentEvents) {
+        self.queue.set(unsent.len());
         self.queued.set(i64::try_from(unsent.len()).unwrap_or(i64::MAX));
     }
 }
@@ -129,7 +133,9 @@ impl Events {
             added: Notify::new(),
             queued: metrics::gauge("quintlet_events_queued", "Events waiting to be written"),
             dropped: metrics::counter("quintlet_events_dropped", "Events lost because the queue was full"),
+            queue: Counted::new("events", QUEUE),
         });
+        out.count(&out.unsent.lock());
         let client = StatusReporterClient::new(quintlet_kit::socket::channel(socket));
         let sent = Arc::clone(&out);
         quintlet_kit::task::spawn("events", async move {

@@ -11,9 +11,10 @@ use k8s_openapi::api::storage::v1::StorageHealthCondition;
 use parking_lot::Mutex;
 use quintlet_kit::messages::bounded_requests;
 use quintlet_kit::neighbour::Neighbour;
+use quintlet_kit::queue;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
@@ -197,8 +198,8 @@ impl NodeVolumes {
     }
 
     async fn stream(&self) -> Result<(), tonic::Status> {
-        let (tx, rx) = mpsc::channel(STREAM);
-        let _ = tx.try_send(self.request(Some(quintlet_proto::hello())));
+        let (tx, rx) = queue::channel("node-volumes", STREAM);
+        let _ = queue::offer(&tx, "node-volumes", self.request(Some(quintlet_proto::hello())));
         let mut client = self.client.clone();
         let mut replies =
             client.node_volumes(bounded_requests("StatusReporter.NodeVolumes", rx)).await?.into_inner();

@@ -21,6 +21,7 @@ use parking_lot::{Mutex, RwLock};
 use quintlet_kit::messages::{TooLarge, bounded_requests, count_left_out, fits};
 use quintlet_kit::neighbour::{Neighbour, PeerFeature};
 use quintlet_kit::paths::socket_names;
+use quintlet_kit::queue;
 use quintlet_model::convert;
 use quintlet_model::ids::PodUid;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
@@ -54,6 +55,9 @@ const SCAN_INTERVAL: Duration = Duration::from_secs(5);
 const STREAM: usize = 256;
 /// Failed probes that wait to become events.
 const FAILURES: usize = 1000;
+/// Names of the queues.
+const PROBE_TARGETS: &str = "probe-targets";
+const PROBE_FAILURES: &str = "probe-failures";
 
 /// Features without which an instance would run a probe in another way.
 const FEATURES: &[PeerFeature] = &[PeerFeature::GrpcProbeTls, PeerFeature::HttpProbeH2c];
@@ -130,7 +134,7 @@ impl Probes {
     /// gets failed probes.
     #[must_use]
     pub fn new(dir: PathBuf, wakes: Arc<WorkerWakeups>) -> (Arc<Self>, mpsc::Receiver<ProbeFailure>) {
-        let (failures, rx) = mpsc::channel(FAILURES);
+        let (failures, rx) = queue::channel(PROBE_FAILURES, FAILURES);
         let probes = Self {
             dir,
             desired: RwLock::default(),
@@ -226,7 +230,7 @@ impl Probes {
 
     /// Discovers instances and spawns a driver for each, until `stop`.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
-        let (wake, mut woken) = mpsc::channel::<()>(1);
+        let (wake, mut woken) = queue::wakes();
         let mut watcher = None;
         let mut running: BTreeSet<String> = BTreeSet::new();
         loop {
@@ -390,8 +394,9 @@ impl Probes {
         peer: &Neighbour,
         mut client: ProbeClient<Channel>,
     ) -> Result<(), tonic::Status> {
-        let (tx, rx) = mpsc::channel(STREAM);
-        let _ = tx.try_send(request(wire::drive_request::Request::Hello(quintlet_proto::hello()), None));
+        let (tx, rx) = queue::channel(PROBE_TARGETS, STREAM);
+        let hello = request(wire::drive_request::Request::Hello(quintlet_proto::hello()), None);
+        let _ = queue::offer(&tx, PROBE_TARGETS, hello);
         let mut reports = client.drive(bounded_requests(DRIVE, rx)).await?.into_inner();
         // The instance replays its memory first, so that no target carries older memory.
         while let Some(report) = reports.next().await {
@@ -488,12 +493,9 @@ impl Probes {
             Some(wire::drive_report::Report::Unhealthy(u)) => {
                 let Ok(uid) = PodUid::parse(&u.uid) else { return };
                 // Dropped if the queue is full: the next failure of the same probe gives the same event.
-                let _ = self.failures.try_send(ProbeFailure {
-                    uid,
-                    container: u.container,
-                    reason: u.reason,
-                    message: u.message,
-                });
+                let failure =
+                    ProbeFailure { uid, container: u.container, reason: u.reason, message: u.message };
+                let _ = queue::offer(&self.failures, PROBE_FAILURES, failure);
             }
             Some(wire::drive_report::Report::Hello(_) | wire::drive_report::Report::ReplayEnd(_)) | None => {}
         }

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use quintlet_kit::failpoint;
 use quintlet_kit::messages::{bounded_requests, fits_inside};
 use quintlet_kit::neighbour::Neighbour;
+use quintlet_kit::queue;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod_status::shorten::{self, Part};
 use quintlet_proto::common::v1::Trace;
@@ -19,7 +20,7 @@ use quintlet_proto::limits;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
 use serde_json::Value;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
@@ -229,12 +230,12 @@ impl Statuses {
     }
 
     async fn stream(&self) -> Result<(), tonic::Status> {
-        let (tx, rx) = mpsc::channel(STREAM);
+        let (tx, rx) = queue::channel("statuses", STREAM);
         let hello = wire::ReportRequest {
             request: Some(wire::report_request::Request::Hello(quintlet_proto::hello())),
             trace: None,
         };
-        let _ = tx.try_send(hello);
+        let _ = queue::offer(&tx, "statuses", hello);
         let mut client = self.client.clone();
         let mut replies = client.report(bounded_requests(REPORT, rx)).await?.into_inner();
         // Before the first status: an incompatible peer gets none.

@@ -25,7 +25,7 @@ use quintlet_kit::atomic_file;
 use quintlet_proto::status::v1::RecordEventRequest;
 
 /// Maximum number of unsent events (staging/src/k8s.io/client-go/tools/record: maxQueuedEvents).
-const QUEUE: usize = 1000;
+pub(crate) const QUEUE: usize = 1000;
 
 const SENT: u8 = 0;
 const UNSENT: u8 = 1;

@@ -276,7 +276,7 @@ pub async fn run(
     stop: CancellationToken,
 ) {
     // One slot is enough: an event only triggers a read.
-    let (wake, mut woken) = mpsc::channel::<()>(1);
+    let (wake, mut woken) = quintlet_kit::queue::wakes();
     let removed = Arc::new(Mutex::new(RemovedFiles::new()));
     let mut watcher = None;
     let mut is_missing = false;
@@ -370,7 +370,7 @@ fn watch(
 ) -> Option<notify::RecommendedWatcher> {
     let woken = move |event: notify::Result<notify::Event>| {
         removed.lock().extend(event.ok().and_then(removed_file));
-        let _ = wake.try_send(());
+        quintlet_kit::queue::wake(&wake);
     };
     // Without reads: reacting to them would not end.
     let kinds = notify::EventKindMask::CORE | notify::EventKindMask::ACCESS_CLOSE;
@@ -599,7 +599,7 @@ mod tests {
     #[tokio::test]
     async fn a_manifest_that_is_replaced_keeps_its_pod_and_one_that_is_removed_in_between_does_not() {
         let dir = tempfile::tempdir().unwrap();
-        let (tx, mut rx) = mpsc::channel(4);
+        let (tx, mut rx) = quintlet_kit::queue::channel("test", 4);
         let stop = CancellationToken::new();
         let path = dir.path().to_owned();
         let (file, other) = (path.join("a.yaml"), path.join(".a.yaml"));
@@ -634,7 +634,7 @@ mod tests {
         let real = elsewhere.path().join("real.yaml");
         std::fs::write(&real, pod("a")).unwrap();
         std::os::unix::fs::symlink(&real, dir.path().join("a.yaml")).unwrap();
-        let (tx, mut rx) = mpsc::channel(4);
+        let (tx, mut rx) = quintlet_kit::queue::channel("test", 4);
         let stop = CancellationToken::new();
         let task = run(reader(dir.path()), None, Duration::from_millis(50), tx, stop.clone());
         let check = async {
@@ -654,7 +654,7 @@ mod tests {
     #[tokio::test]
     async fn a_new_a_changed_and_a_removed_manifest_each_bring_a_snapshot_long_before_the_period() {
         let dir = tempfile::tempdir().unwrap();
-        let (tx, mut rx) = mpsc::channel(4);
+        let (tx, mut rx) = quintlet_kit::queue::channel("test", 4);
         let stop = CancellationToken::new();
         let path = dir.path().to_owned();
         let task = run(reader(&path), None, Duration::from_secs(3600), tx, stop.clone());

@@ -398,7 +398,7 @@ mod tests {
         }
 
         fn start_with(url: &str, tls: ClientConfig, sandboxes: Option<Arc<dyn SandboxListing>>) -> Self {
-            let (tx, received) = mpsc::channel(1);
+            let (tx, received) = quintlet_kit::queue::channel("test", 1);
             let stop = CancellationToken::new();
             let headers = vec![("x-node".to_owned(), "mine".to_owned())];
             let transport = Transport { tls, proxies: Proxies::default() };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use notify::Watcher as _;
-use quintlet_kit::{task, timers};
+use quintlet_kit::{queue, task, timers};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -60,7 +60,7 @@ impl PluginManager {
         stop: CancellationToken,
     ) -> Self {
         let (publish, states) = watch::channel(BTreeMap::new());
-        let (finished, results) = mpsc::channel(FINISHED);
+        let (finished, results) = queue::channel("plugin-calls", FINISHED);
         let run = Run {
             dir,
             handlers: Arc::new(handlers),
@@ -113,7 +113,7 @@ struct Run {
 
 impl Run {
     async fn run(mut self, mut results: mpsc::Receiver<Finished>, stop: CancellationToken) {
-        let (wake, mut changed) = mpsc::channel(1);
+        let (wake, mut changed) = queue::wakes();
         let mut watched: Option<(u64, notify::RecommendedWatcher)> = None;
         loop {
             let (dir, wake) = (self.dir.clone(), wake.clone());
@@ -250,8 +250,7 @@ fn rewatch(
     }
     let wake = wake.clone();
     let woken = move |_: notify::Result<notify::Event>| {
-        // A full channel already holds a wake-up.
-        let _ = wake.try_send(());
+        queue::wake(&wake);
     };
     // Without reads: the scan reads, too.
     let changes = notify::Config::default().with_event_kinds(notify::EventKindMask::CORE);

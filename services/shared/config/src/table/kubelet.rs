@@ -501,7 +501,9 @@ pub const KUBELET: &[Row] = &[
         &[PodSync],
         "memory of each NUMA node that no pod gets, with the policy Static of memoryManagerPolicy"
     ),
-    Row::new("enableProfilingHandler", Kind::Bool, "true").ignored(NodeApi, "profiles the Go runtime; /debug/pprof answers 405"),
+    Row::new("enableProfilingHandler", Kind::Bool, "true")
+        .own_flag("enable-profiling-handler")
+        .honoured(&[NodeApi], "/debug/pprof/ serves profiles of node-api, without those of the Go runtime; false: it answers 405"),
     Row::new("enableDebugFlagsHandler", Kind::Bool, "true")
         .own_flag("enable-debug-flags-handler")
         .honoured(&[NodeApi], "PUT /debug/flags/v sets the verbosity of node-api's log lines; false: it answers 405"),

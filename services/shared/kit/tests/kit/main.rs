@@ -3,6 +3,7 @@
 
 mod fifty_subscribers;
 mod lists;
+mod profile;
 mod server;
 mod streams;
 mod subscribe;

@@ -110,6 +110,14 @@ fn cases() -> BTreeMap<(String, Sender), Case> {
     );
     case!(
         all,
+        "Control.Profile",
+        Server,
+        debug::v1::ProfileReply,
+        |text| debug::v1::ProfileReply { data: text.into_bytes() },
+        |item| String::from_utf8(item.data).ok()
+    );
+    case!(
+        all,
         "Pleg.Watch",
         Server,
         pleg::v1::WatchEvent,

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 /// Watches the directory, and sends to `wake` after each change. Returns `None` if the watch fails.
 pub(super) fn watch(dir: &Path, wake: mpsc::Sender<()>) -> Option<notify::RecommendedWatcher> {
     let woken = move |_: notify::Result<notify::Event>| {
-        let _ = wake.try_send(());
+        quintlet_kit::queue::wake(&wake);
     };
     // Without reads: a list of the directory would wake the watcher's thread.
     let changes = notify::Config::default().with_event_kinds(notify::EventKindMask::CORE);

@@ -119,6 +119,7 @@ impl FakeApi {
                 if since < state.oldest {
                     return Ok(answer(410, &failure(410, "Expired", "too old resource version")));
                 }
+                #[expect(clippy::disallowed_methods, reason = "of a test")]
                 let (sender, receiver) = mpsc::unbounded_channel();
                 for (version, changed, kind, object) in &state.history {
                     if *version > since && *changed == key {

@@ -4,20 +4,21 @@ use quintlet_crilog::{Flow, Format, Splitter};
 
 /// Converts the lines of a CRI log to the container's output. A line in another format is passed through.
 #[derive(Debug, Default)]
-pub(crate) struct Lines {
+pub struct Lines {
     /// Print the time before each line.
-    pub(crate) timestamps: bool,
+    pub timestamps: bool,
     lines: Splitter,
 }
 
 impl Lines {
+    /// Returns a decoder at the start of a line.
     #[must_use]
-    pub(crate) fn new(timestamps: bool) -> Self {
+    pub fn new(timestamps: bool) -> Self {
         Self { timestamps, lines: Splitter::default() }
     }
 
     /// Decodes the lines that are complete after `bytes`. An incomplete line is kept for the next call.
-    pub(crate) fn decode(&mut self, bytes: &[u8]) -> Vec<u8> {
+    pub fn decode(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(bytes.len());
         let timestamps = self.timestamps;
         self.lines.split(bytes, |line| {
@@ -28,7 +29,7 @@ impl Lines {
     }
 
     /// Decodes the incomplete line at the end of the log.
-    pub(crate) fn end(&mut self) -> Vec<u8> {
+    pub fn end(&mut self) -> Vec<u8> {
         let rest = self.lines.end();
         let mut out = Vec::new();
         if !rest.is_empty() {

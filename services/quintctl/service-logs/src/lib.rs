@@ -6,6 +6,8 @@
 //! last bytes of the copy, so that no line is lost or split. Containerd does not lock its log: a line that it
 //! writes within those microseconds is lost.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -28,15 +30,16 @@ const ATTEMPTS: u32 = 50;
 
 /// The limits of a service's logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Limits {
+pub struct Limits {
     /// Size at which a log is rotated, in bytes.
-    pub(super) size: u64,
+    pub size: u64,
     /// Number of files of one service, including the current one.
-    pub(super) files: u32,
+    pub files: u32,
 }
 
 /// Returns the log of a service.
-pub(super) fn path(dir: &Path, name: &str) -> PathBuf {
+#[must_use]
+pub fn path(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}.log"))
 }
 
@@ -44,14 +47,20 @@ pub(super) fn path(dir: &Path, name: &str) -> PathBuf {
 const MODE: u32 = 0o640;
 
 /// Opens a log for appending and creates it if needed. The mode of an existing log is corrected.
-pub(super) fn open(log: &Path) -> io::Result<File> {
+///
+/// # Errors
+/// The log cannot be opened, or its mode cannot be set.
+pub fn open(log: &Path) -> io::Result<File> {
     let file = OpenOptions::new().create(true).append(true).mode(MODE).open(log)?;
     file.set_permissions(Permissions::from_mode(MODE))?;
     Ok(file)
 }
 
 /// Appends a line to a log that marks the start of the services, in the format of the log.
-pub(super) fn append_start_line(log: &Path, format: &str, now: Timestamp) -> io::Result<()> {
+///
+/// # Errors
+/// The log cannot be opened or written.
+pub fn append_start_line(log: &Path, format: &str, now: Timestamp) -> io::Result<()> {
     let message = concat!("quintctl up started, version ", env!("CARGO_PKG_VERSION"));
     let line = if format == "json" {
         json!({"ts": format!("{now:.6}"), "level": "info", "service": "quintctl", "msg": message}).to_string()
@@ -63,7 +72,7 @@ pub(super) fn append_start_line(log: &Path, format: &str, now: Timestamp) -> io:
 }
 
 /// Rotates the logs of `names` that exceed their size, periodically.
-pub(super) async fn rotate_periodically(dir: PathBuf, names: Vec<&'static str>, limits: Limits) {
+pub async fn rotate_periodically(dir: PathBuf, names: Vec<&'static str>, limits: Limits) {
     loop {
         let logs: Vec<PathBuf> = names.iter().map(|name| path(&dir, name)).collect();
         let work = move || {
@@ -97,7 +106,8 @@ fn rotate(log: &Path, limits: Limits) -> io::Result<bool> {
     file.seek(SeekFrom::Start(size))?;
     io::copy(&mut *file, &mut copy)?;
     for number in (1..limits.files.saturating_sub(1)).rev() {
-        let (old, new) = (numbered(log, &number.to_string()), numbered(log, &(number + 1).to_string()));
+        let (old, new) =
+            (numbered(log, &number.to_string()), numbered(log, &number.saturating_add(1).to_string()));
         match std::fs::rename(old, new) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
