@@ -32,11 +32,12 @@ use pod_sync_images::pull_records::PullRecords;
 use pod_sync_images::pulls::PullLimits;
 use pod_sync_layout::NodeSettings;
 use pod_sync_layout::RuntimeState;
-use pod_sync_layout::TokenSource;
+use pod_sync_layout::{ObjectSource, TokenSource};
 use pod_sync_metrics::PodMetrics;
 use pod_sync_node_certificates::NodeClient;
 use pod_sync_node_object::EnforcedReservation;
 use pod_sync_objects::ObjectCache;
+use pod_sync_offline::{OfflineCache, WithOffline};
 use pod_sync_records::{Allocations, IdPool, PodRecord, StateDir, UserNamespaces};
 use pod_sync_sources::api::ClusterView;
 use pod_sync_sources::cluster::{ApiSources, Objects, Tokens};
@@ -100,6 +101,8 @@ struct ApiAccess {
     object_cache: Option<Arc<ObjectCache>>,
     /// ConfigMaps and Secrets of manifests.
     manifests: Arc<ManifestObjects>,
+    /// The offline cache; none if it is off.
+    offline: Option<Arc<OfflineCache>>,
 }
 
 /// The reservations to enforce, and the ends of channels that the tasks of the clients own.
@@ -132,7 +135,7 @@ impl Agent {
         let containment = Containment::open(&paths, quintlet_kit::boot::boot_id(), clock.clone())
             .context("failed to open the containment records")?;
         let wakeups = Arc::new(WorkerWakeups::default());
-        let (api, objects) = ApiAccess::open(&args, &wakeups, &clock, &stop).await?;
+        let (api, objects) = ApiAccess::open(&args, &paths, &wakeups, &clock, &stop).await?;
         let (runtime, runtime_state) = runtime_access(&args, &paths, epoch, &clock, &wakeups);
         let (probes, probe_failures) = Probes::new(paths.probe_dir(), Arc::clone(&wakeups));
         let unsent = UnsentEvents::open(paths.state_dir().join(".events"), &quintlet_kit::boot::boot_id());
@@ -200,8 +203,9 @@ impl Agent {
             devices,
             claims,
             placement,
-            objects: Arc::new(objects),
+            objects: api.with_offline(Arc::new(objects)),
             tokens,
+            offline: api.offline.clone(),
             trust_anchors: api.trust_anchors(&args, &stop),
             user_namespaces: UserNamespaces::new(
                 &args.root_dir,
@@ -341,6 +345,7 @@ impl ApiAccess {
     /// Connects to the API server, if there is one. Returns the objects of pods, too.
     async fn open(
         args: &Args,
+        paths: &Paths,
         wakeups: &Arc<WorkerWakeups>,
         clock: &Clock,
         stop: &CancellationToken,
@@ -348,6 +353,13 @@ impl ApiAccess {
         let node_client = crate::node_client::node_client(args, clock).await?;
         let name_checked = watch::Sender::new(false);
         let client = node_client.as_ref().map(|client| client.client_after(name_checked.subscribe()));
+        let offline = client.as_ref().and_then(|_| {
+            args.offline.open(&args.root_dir, paths, &args.node.node_name(), clock).map(Arc::new)
+        });
+        let client = match &offline {
+            Some(offline) => client.map(|client| offline.contact().observing(&client)),
+            None => client,
+        };
         let manifests = Arc::new(ManifestObjects::new(Arc::clone(wakeups)));
         let cluster = Arc::new(ClusterView::default());
         let detection = (args.config_map_and_secret_change_detection_strategy, args.sync_frequency);
@@ -355,17 +367,29 @@ impl ApiAccess {
             client.clone().map(|client| ApiSources::new(client, &cluster, detection, wakeups, stop));
         let object_cache = sources.as_ref().map(|sources| Arc::clone(&sources.cache));
         let objects = Objects::new(Arc::clone(&manifests), sources);
-        Ok((Self { node_client, name_checked, client, cluster, object_cache, manifests }, objects))
+        let access = Self { node_client, name_checked, client, cluster, object_cache, manifests, offline };
+        Ok((access, objects))
     }
 
     fn tokens(&self) -> Option<Arc<dyn TokenSource>> {
-        self.client.clone().map(|client| Arc::new(Tokens::new(client)) as Arc<dyn TokenSource>)
+        let tokens: Arc<dyn TokenSource> = Arc::new(Tokens::new(self.client.clone()?));
+        let Some(offline) = &self.offline else { return Some(tokens) };
+        Some(Arc::new(WithOffline::new(tokens, Arc::clone(offline))))
+    }
+
+    fn with_offline(&self, objects: Arc<dyn ObjectSource>) -> Arc<dyn ObjectSource> {
+        match &self.offline {
+            Some(offline) => Arc::new(WithOffline::new(objects, Arc::clone(offline))),
+            None => objects,
+        }
     }
 
     /// Returns the ClusterTrustBundles, if there is an API server and the feature gate is on.
     fn trust_anchors(&self, args: &Args, stop: &CancellationToken) -> Option<Arc<dyn TrustAnchors>> {
         let client = self.client.clone().filter(|_| args.resources.projects_trust_bundles())?;
-        Some(Arc::new(ClusterTrustBundles::new(client, stop.clone())))
+        let bundles: Arc<dyn TrustAnchors> = Arc::new(ClusterTrustBundles::new(client, stop.clone()));
+        let Some(offline) = &self.offline else { return Some(bundles) };
+        Some(Arc::new(WithOffline::new(bundles, Arc::clone(offline))))
     }
 
     /// Returns the keys and certificates of pods, if there is an API server and the feature gate is on.
@@ -380,6 +404,8 @@ impl ApiAccess {
     }
 
     fn volume_objects(&self) -> Option<Arc<dyn VolumeObjects>> {
-        self.client.clone().map(|client| Arc::new(ApiObjects(client)) as Arc<dyn VolumeObjects>)
+        let objects: Arc<dyn VolumeObjects> = Arc::new(ApiObjects(self.client.clone()?));
+        let Some(offline) = &self.offline else { return Some(objects) };
+        Some(Arc::new(WithOffline::new(objects, Arc::clone(offline))))
     }
 }
