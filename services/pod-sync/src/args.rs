@@ -21,6 +21,7 @@ use pod_sync_shutdown::SystemBus;
 pub use crate::certificate_args::CertificateArgs;
 pub use crate::eviction_args::EvictionArgs;
 pub use crate::machine_args::{DiskArgs, MachineArgs};
+pub use crate::offline_args::OfflineArgs;
 pub use crate::resource_args::ResourceArgs;
 
 /// Runs the desired pods of the node and computes their status.
@@ -71,6 +72,8 @@ pub struct Args {
     /// Certificates of the node.
     #[command(flatten)]
     pub certificates: CertificateArgs,
+    #[command(flatten)]
+    pub offline: OfflineArgs,
     /// Address of the node, or one per family; each must be on an interface. 0.0.0.0 or :: selects the family
     /// that comes first. Default: the address of the node's name, else of the interface with the default
     /// route.

@@ -32,6 +32,7 @@ pub mod image_gc;
 mod listing;
 mod machine_args;
 mod node_client;
+mod offline_args;
 mod orphan_listing;
 mod pending_resizes;
 pub mod pod_manager;

@@ -12,6 +12,7 @@ use quintlet_proto::podsync::v1::pod_sync_server::PodSync;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use pod_sync_offline::{OfflineCache, OfflineStart};
 use pod_sync_views::{PodView, columns};
 use pod_sync_worker::context::{FaultIsolation, NodeConfig, Reporting, WorkerControl};
 
@@ -37,6 +38,8 @@ pub(crate) struct PodService {
     pub(crate) faults: Arc<FaultIsolation>,
     /// The volumes in explanations.
     pub(crate) volumes: VolumeLists,
+    /// The offline cache; none if it is off.
+    pub(crate) offline: Option<Arc<OfflineCache>>,
 }
 
 impl PodService {
@@ -294,9 +297,10 @@ impl PodSync for PodService {
             .map(explain_container)
             .collect();
         let d = &view.decision;
+        let offline = self.offline.as_ref().and_then(|cache| cache.start_of(&view.pod_ref.uid));
         Ok(Response::new(wire::ExplainReply {
             pod: Some(wire_view(&view, ObjectPart::Whole)),
-            decision: d.lines.clone(),
+            decision: offline.iter().map(OfflineStart::describe).chain(d.lines.iter().cloned()).collect(),
             decided_unix_ns: d.at_unix_ns,
             runtime_epoch: d.saw.epoch,
             runtime_rev: d.saw.rev,

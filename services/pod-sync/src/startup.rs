@@ -102,7 +102,7 @@ impl Agent {
         let containment = Containment::open(&paths, quintlet_kit::boot::boot_id(), clock.clone())
             .context("failed to open the containment records")?;
         let wakeups = Arc::new(WorkerWakeups::default());
-        let (api, objects) = ApiAccess::open(&args, &wakeups, &clock, &stop).await?;
+        let (api, objects) = ApiAccess::open(&args, &paths, &wakeups, &clock, &stop).await?;
         let (runtime, runtime_state) = runtime_access(&args, &paths, epoch, &clock, &wakeups);
         let (probes, probe_failures) = Probes::new(paths.probe_dir(), Arc::clone(&wakeups));
         let unsent = UnsentEvents::open(paths.state_dir().join(".events"), &quintlet_kit::boot::boot_id());
@@ -172,8 +172,9 @@ impl Agent {
             devices,
             claims,
             placement,
-            objects: Arc::new(objects),
+            objects: api.with_offline(Arc::new(objects)),
             tokens,
+            offline: api.offline.clone(),
             trust_anchors: api.trust_anchors(&args, &stop),
             user_namespaces: UserNamespaces::new(
                 &args.root_dir,

@@ -30,6 +30,10 @@ const RUNTIME_TIMEOUT: Duration = Duration::from_secs(2);
 
 const CRI_PROXY: &str = "cri-proxy";
 
+/// Health name of pod-sync's offline cache: NOT_SERVING while pods run that were started from it and that the
+/// API server has not confirmed. Unknown without the cache.
+const OFFLINE: &str = "offline";
+
 /// The health of one service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Row {
@@ -206,6 +210,8 @@ async fn row(peer: &Peer, paths: &Paths) -> Row {
         proxy(peer).await.map(|r| proxy_health(&r))
     } else if *peer == Peer::status_reporter(paths) {
         check(peer, NODE).await.map(node_health)
+    } else if *peer == Peer::pod_sync(paths) {
+        check(peer, OFFLINE).await.map(offline_health)
     } else {
         Ok((true, String::new()))
     };
@@ -278,6 +284,17 @@ fn node_health(status: ServingStatus) -> (bool, String) {
         }
         ServingStatus::Serving => (true, "the API server accepts the Node".to_owned()),
         ServingStatus::Unknown => (true, String::new()),
+    }
+}
+
+/// Returns that pod-sync is well, and the detail if pods run that the API server has not confirmed.
+#[must_use]
+fn offline_health(status: ServingStatus) -> (bool, String) {
+    match status {
+        ServingStatus::NotServing => {
+            (true, "pods run from the offline cache, no answer of the API server since the start".to_owned())
+        }
+        ServingStatus::Serving | ServingStatus::Unknown => (true, String::new()),
     }
 }
 

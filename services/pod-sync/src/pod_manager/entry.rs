@@ -23,9 +23,13 @@ pub(super) struct WorkerHandle {
 }
 
 impl WorkerHandle {
-    /// The pod comes from a record of an earlier run, and its source has not delivered a snapshot yet.
+    /// The pod comes from a record of an earlier run or from the offline cache, and its source has not
+    /// delivered a snapshot yet.
     pub(super) fn is_unconfirmed(&self) -> bool {
-        self.origin == WorkerOrigin::Record
+        match self.origin {
+            WorkerOrigin::Record | WorkerOrigin::OfflineCache => true,
+            WorkerOrigin::ConfirmedRecord | WorkerOrigin::Source => false,
+        }
     }
 }
 
@@ -34,7 +38,9 @@ impl WorkerHandle {
 pub(super) enum WorkerOrigin {
     /// A record of an earlier run.
     Record,
-    /// A record, and the first snapshot of its source, which is being applied.
+    /// The offline cache: the API server is away since the start.
+    OfflineCache,
+    /// A record or the offline cache, and the first snapshot of its source, which is being applied.
     ConfirmedRecord,
     /// A source that delivers pods in this run.
     Source,
@@ -183,6 +189,16 @@ impl PodEntries {
     fn take_stages(&mut self, which: impl Fn(&PodEntry) -> bool) -> impl Iterator<Item = (PodUid, Stage)> {
         let chosen = self.0.iter_mut().filter(move |(_, entry)| which(entry));
         chosen.map(|(uid, entry)| (uid.clone(), std::mem::take(&mut entry.stage)))
+    }
+
+    /// Returns the UIDs of pods without a worker that are to be admitted once their source has named them.
+    pub(super) fn unadmitted(&self) -> Vec<PodUid> {
+        let is_unadmitted = |entry: &PodEntry| entry.is_worker_missing && entry.set_aside.is_none();
+        self.0
+            .iter()
+            .filter(|(_, e)| e.is_pending() || is_unadmitted(e))
+            .map(|(uid, _)| uid.clone())
+            .collect()
     }
 
     pub(super) fn is_any_pending(&self) -> bool {

@@ -94,6 +94,7 @@ mod tests {
             SourceEvent::Snapshot(s) => s.pods.into_iter().map(uid).collect::<Vec<_>>().join("+"),
             SourceEvent::Changed(pod) => uid(pod),
             SourceEvent::Removed(uid) => format!("-{uid}"),
+            SourceEvent::Offline(pods) => format!("offline {}", pods.len()),
             SourceEvent::Problems(_) => "problems".to_owned(),
         };
         updates.into_iter().map(description).collect()

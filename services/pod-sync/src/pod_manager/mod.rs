@@ -3,13 +3,14 @@
 //!
 //! One task owns the [`PodManager`]. Updates of the sources are its only queue; everything else wakes it. Its
 //! parts have what they work with: `Stores` the pods of the sources, `PodEntries` the workers, `Mirrors`,
-//! `Admitter`, `Resizes` and `Cleanup`.
+//! `Admitter`, `Resizes`, `Cleanup` and `OfflinePods`.
 
 mod admission;
 mod cleanup;
 mod entry;
 mod manifest_gate;
 mod mirrors;
+mod offline;
 mod qos_cgroups;
 mod resize;
 mod starts;
@@ -39,6 +40,7 @@ use self::cleanup::Cleanup;
 use self::entry::{PodEntries, WorkerHandle, WorkerOrigin};
 use self::manifest_gate::ManifestGate;
 use self::mirrors::Mirrors;
+use self::offline::OfflinePods;
 use self::resize::Resizes;
 use self::stores::Stores;
 use pod_sync_records::{PodRecord, Termination};
@@ -59,6 +61,7 @@ pub struct PodManager {
     admitter: Admitter,
     resizes: Resizes,
     cleanup: Cleanup,
+    offline: OfflinePods,
     draining: bool,
     heartbeat: Heartbeat,
 }
@@ -93,6 +96,7 @@ impl PodManager {
             admitter: Admitter::new(Arc::clone(&ctx), admission),
             resizes: Resizes::new(Arc::clone(&ctx)),
             cleanup: Cleanup::new(Arc::clone(&ctx)),
+            offline: OfflinePods::new(Arc::clone(&ctx)),
             draining: false,
             heartbeat: Heartbeat::new(ctx.clock.clone()),
             ctx,
@@ -213,6 +217,7 @@ impl PodManager {
     }
 
     fn remove(&self, uid: &PodUid, worker: &WorkerHandle) {
+        self.offline.removed(uid);
         self.ctx.control.pod_workers.step(Input::Remove(uid.clone()));
         worker.desired.send_modify(|d| d.removed = true);
         worker.desired.borrow().publish_removal(&self.ctx.reporting.views, uid);
@@ -233,6 +238,7 @@ impl PodManager {
         self.cleanup.count(&self.pods, self.mirrors.len());
         self.ctx.faults.containment.update_gauge();
         self.retry_set_aside();
+        self.offline.keep(&self.pods, self.stores.is_listed(SourceKind::Api));
         // A pod is an orphan only if every source has delivered a snapshot and the whole runtime state was
         // read.
         if !self.stores.is_ready() {
@@ -272,6 +278,7 @@ impl PodManager {
             self.resizes.remove(&uid);
             self.ctx.checkpoints.allocations.remove(&uid);
             self.ctx.environment.objects.unregister(&uid);
+            self.offline.ended(&uid);
             tracing::info!(pod.uid = %uid, "pod is gone from this node");
             let source = self.stores.get(SourceKind::Api);
             let is_deleted = |pod: &Arc<Pod>| pod.metadata.deletion_timestamp.is_some();

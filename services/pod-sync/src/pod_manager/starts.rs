@@ -70,6 +70,12 @@ impl PodManager {
         pod: Arc<Pod>,
         admitted: Result<Vec<Victim>, Rejection>,
     ) {
+        // Before the first snapshot of the API server, its pods come from the cache.
+        let is_offline = source == SourceKind::Api && !self.stores.is_listed(source);
+        let origin = if is_offline { WorkerOrigin::OfflineCache } else { WorkerOrigin::Source };
+        if let (WorkerOrigin::OfflineCache, Err(rejection)) = (origin, &admitted) {
+            return self.hold_offline(&pod_ref, &pod, rejection);
+        }
         let (rejected, after) = match admitted {
             Ok(after) => (None, after),
             Err(rejection) => {
@@ -87,7 +93,20 @@ impl PodManager {
                 self.ctx.control.static_pod_gate.register(&pod_ref.uid);
             }
         }
+        if source == SourceKind::Api && rejected.is_none() && !is_ending(&pod) {
+            self.offline.admitted(&pod_ref.uid, &pod, origin);
+        }
         let desired = Desired { pod, source, mirror, removed: false, rejected, after };
-        self.spawn(pod_ref, desired, None, WorkerOrigin::Source);
+        self.spawn(pod_ref, desired, None, origin);
+    }
+
+    // Holds back a pod of the offline cache that the node does not admit. The node may look different to the
+    // API server, so the pod does not fail for it.
+    fn hold_offline(&mut self, pod_ref: &PodRef, pod: &Arc<Pod>, rejection: &Rejection) {
+        let Rejection { reason, message } = rejection;
+        tracing::info!(pod.uid = %pod_ref.uid, pod = %pod_ref, reason, message, "pod of the offline cache not admitted");
+        self.pods.entry(&pod_ref.uid).is_worker_missing = true;
+        let what = "the node has no room for it, or does not match, and the API server is away";
+        self.show_waiting(pod_ref, SourceKind::Api, pod, Waiting::NotAdmitted { what });
     }
 }

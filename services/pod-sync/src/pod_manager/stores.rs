@@ -22,6 +22,11 @@ impl Stores {
         self.0.values().all(SourceStore::is_seen)
     }
 
+    /// Whether a source has delivered a snapshot.
+    pub(super) fn is_listed(&self, source: SourceKind) -> bool {
+        self.0.get(&source).is_some_and(SourceStore::is_seen)
+    }
+
     pub(super) fn get(&self, source: SourceKind) -> Option<&SourceStore> {
         self.0.get(&source)
     }

@@ -40,6 +40,7 @@ impl PodManager {
             SourceEvent::Problems(problems) => {
                 self.ctx.reporting.views.set_problems(source, problems, unix_ns(now));
             }
+            SourceEvent::Offline(pods) => self.start_offline(pods),
             SourceEvent::Changed(pod) => self.merge(source, |store| store.apply(pod, now)),
             SourceEvent::Removed(uid) => self.merge(source, |store| store.remove(&uid)),
             SourceEvent::Snapshot(snapshot) => {
@@ -69,6 +70,10 @@ impl PodManager {
             // Before the additions: a static pod that was changed while pod-sync was down has a new UID, and
             // needs the ports of the old one.
             self.confirm_restored(source);
+            if source == SourceKind::Api {
+                self.offline.confirm();
+                self.remove_unadmitted();
+            }
         }
         for PodChange { op, pod } in merged.changes {
             self.change(source, op, pod);
@@ -272,6 +277,38 @@ impl PodManager {
                 worker.origin = WorkerOrigin::Source;
                 self.ctx.control.pod_workers.step(Input::Remove(uid.clone()));
                 worker.desired.send_modify(|d| d.removed = true);
+                self.offline.removed(uid);
+            }
+        }
+    }
+
+    // Starts the pods of the offline cache that have no record, unless the API server has delivered its pods.
+    fn start_offline(&mut self, cached: Vec<Arc<Pod>>) {
+        if self.stores.is_listed(SourceKind::Api) {
+            return;
+        }
+        for pod in cached {
+            let Ok(pod_ref) = pods::pod_ref(&pod) else { continue };
+            if !self.pods.get(&pod_ref.uid).is_some_and(PodEntry::is_desired) {
+                self.change(SourceKind::Api, PodOperation::Add, pod);
+            }
+        }
+        self.offline.show_started();
+    }
+
+    // Forgets pods of the offline cache that wait for their admission and that the API server does not have.
+    fn remove_unadmitted(&mut self) {
+        let is_gone = |uid: &PodUid| self.stores.get(SourceKind::Api).is_some_and(|s| s.get(uid).is_none());
+        let gone: Vec<PodUid> = self.pods.unadmitted().into_iter().filter(is_gone).collect();
+        for uid in gone {
+            let view = self.ctx.reporting.views.get(&uid);
+            let Some(view) = view.filter(|view| view.source == SourceKind::Api) else { continue };
+            let _ = self.pods.take_pending(&uid);
+            self.pods.entry(&uid).is_worker_missing = false;
+            // Its worker finds nothing to remove and reports so.
+            self.start(view.pod_ref.clone(), view.source, Arc::clone(&view.pod), Ok(Vec::new()));
+            if let Some(worker) = self.pods.worker(&uid) {
+                self.remove(&uid, worker);
             }
         }
     }

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use pod_sync_certificates::{ClusterTrustBundles, PodCertificateContext, PodCertificates};
 use pod_sync_clients::WorkerWakeups;
 use pod_sync_direct_volumes::certificates::{CredentialBundles, TrustAnchors};
-use pod_sync_layout::TokenSource;
+use pod_sync_layout::{ObjectSource, TokenSource};
 use pod_sync_node_certificates::NodeClient;
 use pod_sync_objects::ObjectCache;
+use pod_sync_offline::{OfflineCache, WithOffline};
 use pod_sync_sources::api::ClusterView;
 use pod_sync_sources::cluster::{ApiSources, Objects, Tokens};
 use pod_sync_sources::objects::ManifestObjects;
 use pod_sync_volume_manager::objects::{ApiObjects, VolumeObjects};
 use quintlet_kit::clock::Clock;
+use quintlet_kit::paths::Paths;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -32,12 +34,15 @@ pub(super) struct ApiAccess {
     pub(super) object_cache: Option<Arc<ObjectCache>>,
     /// ConfigMaps and Secrets of manifests.
     pub(super) manifests: Arc<ManifestObjects>,
+    /// The offline cache; none if it is off.
+    pub(super) offline: Option<Arc<OfflineCache>>,
 }
 
 impl ApiAccess {
     /// Connects to the API server, if there is one. Returns the objects of pods, too.
     pub(super) async fn open(
         args: &Args,
+        paths: &Paths,
         wakeups: &Arc<WorkerWakeups>,
         clock: &Clock,
         stop: &CancellationToken,
@@ -45,6 +50,13 @@ impl ApiAccess {
         let node_client = crate::node_client::node_client(args, clock).await?;
         let name_checked = watch::Sender::new(false);
         let client = node_client.as_ref().map(|client| client.client_after(name_checked.subscribe()));
+        let offline = client.as_ref().and_then(|_| {
+            args.offline.open(&args.root_dir, paths, &args.node.node_name(), clock).map(Arc::new)
+        });
+        let client = match &offline {
+            Some(offline) => client.map(|client| offline.contact().observing(&client)),
+            None => client,
+        };
         let manifests = Arc::new(ManifestObjects::new(Arc::clone(wakeups)));
         let cluster = Arc::new(ClusterView::default());
         let detection = (args.config_map_and_secret_change_detection_strategy, args.sync_frequency);
@@ -52,11 +64,21 @@ impl ApiAccess {
             client.clone().map(|client| ApiSources::new(client, &cluster, detection, wakeups, stop));
         let object_cache = sources.as_ref().map(|sources| Arc::clone(&sources.cache));
         let objects = Objects::new(Arc::clone(&manifests), sources);
-        Ok((Self { node_client, name_checked, client, cluster, object_cache, manifests }, objects))
+        let access = Self { node_client, name_checked, client, cluster, object_cache, manifests, offline };
+        Ok((access, objects))
     }
 
     pub(super) fn tokens(&self) -> Option<Arc<dyn TokenSource>> {
-        self.client.clone().map(|client| Arc::new(Tokens::new(client)) as Arc<dyn TokenSource>)
+        let tokens: Arc<dyn TokenSource> = Arc::new(Tokens::new(self.client.clone()?));
+        let Some(offline) = &self.offline else { return Some(tokens) };
+        Some(Arc::new(WithOffline::new(tokens, Arc::clone(offline))))
+    }
+
+    pub(super) fn with_offline(&self, objects: Arc<dyn ObjectSource>) -> Arc<dyn ObjectSource> {
+        match &self.offline {
+            Some(offline) => Arc::new(WithOffline::new(objects, Arc::clone(offline))),
+            None => objects,
+        }
     }
 
     /// Returns the ClusterTrustBundles, if there is an API server and the feature gate is on.
@@ -66,7 +88,9 @@ impl ApiAccess {
         stop: &CancellationToken,
     ) -> Option<Arc<dyn TrustAnchors>> {
         let client = self.client.clone().filter(|_| args.resources.projects_trust_bundles())?;
-        Some(Arc::new(ClusterTrustBundles::new(client, stop.clone())))
+        let bundles: Arc<dyn TrustAnchors> = Arc::new(ClusterTrustBundles::new(client, stop.clone()));
+        let Some(offline) = &self.offline else { return Some(bundles) };
+        Some(Arc::new(WithOffline::new(bundles, Arc::clone(offline))))
     }
 
     /// Returns the keys and certificates of pods, if there is an API server and the feature gate is on.
@@ -81,6 +105,8 @@ impl ApiAccess {
     }
 
     pub(super) fn volume_objects(&self) -> Option<Arc<dyn VolumeObjects>> {
-        self.client.clone().map(|client| Arc::new(ApiObjects(client)) as Arc<dyn VolumeObjects>)
+        let objects: Arc<dyn VolumeObjects> = Arc::new(ApiObjects(self.client.clone()?));
+        let Some(offline) = &self.offline else { return Some(objects) };
+        Some(Arc::new(WithOffline::new(objects, Arc::clone(offline))))
     }
 }

@@ -119,7 +119,9 @@ impl NodeTasks<'_> {
     pub(crate) fn start_name_check(&self) {
         let Some(client) = self.api.node_client.clone() else { return };
         let name = self.ctx.node.settings.node_name.clone();
-        let check = NameCheck { client, name, clock: self.ctx.clock.clone() };
+        let offline = self.ctx.environment.offline.as_ref();
+        let contact = offline.map(|cache| Arc::clone(cache.contact()));
+        let check = NameCheck { client, name, clock: self.ctx.clock.clone(), contact };
         let (checked, stop_with) = (self.api.name_checked.clone(), self.tasks.stopper());
         let stop = self.tasks.stop.clone();
         self.tasks.spawn("node-name", async move {
@@ -146,6 +148,9 @@ impl NodeTasks<'_> {
         self.tasks.spawn("watch-services", services);
         let runtime_classes = Arc::clone(cluster).watch_runtime_classes(client.clone(), stop.clone());
         self.tasks.spawn("watch-runtime-classes", runtime_classes);
+        if let Some(offline) = self.ctx.environment.offline.clone() {
+            self.tasks.spawn("offline-cache", offline.run(cluster.nodes(), stop.clone()));
+        }
         if let Some(objects) = &self.api.object_cache {
             let idle = Arc::clone(objects).stop_idle_watches(stop.clone());
             self.tasks.spawn("idle-object-watches", idle);

@@ -2,6 +2,7 @@
 //! API server.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
@@ -9,6 +10,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use pod_sync_node_certificates::NodeClient;
 use pod_sync_node_object::{MachineIds, NameDecision, NodeNameTaken, SeenRenewal, decide_name};
+use pod_sync_offline::{Contact, Reply};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::error_chain;
 use quintlet_kit::task::blocking;
@@ -29,6 +31,8 @@ pub(super) struct NameCheck {
     pub(super) client: NodeClient,
     pub(super) name: String,
     pub(super) clock: Clock,
+    /// Gets the answers of the API server; none without the offline cache.
+    pub(super) contact: Option<Arc<Contact>>,
 }
 
 impl NameCheck {
@@ -87,7 +91,11 @@ impl NameCheck {
         let nodes: Api<Node> = Api::all(self.client.client());
         let leases: Api<Lease> = Api::namespaced(self.client.client(), LEASES);
         let both = async { tokio::try_join!(nodes.get_opt(&self.name), leases.get_opt(&self.name)) };
-        match timeout(READ, both).await {
+        let result = timeout(READ, both).await;
+        if let Some(contact) = &self.contact {
+            contact.record(result.as_ref().map_or(Reply::NoAnswer, Reply::of));
+        }
+        match result {
             Ok(Ok(found)) => Ok(found),
             Ok(Err(error @ kube::Error::Api(_))) => Err(NameReadError::Failed(error_chain(&error))),
             Ok(Err(error)) => Err(NameReadError::Unreachable(error_chain(&error))),

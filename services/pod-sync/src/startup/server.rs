@@ -23,6 +23,7 @@ use quintlet_proto::podsync::v1::pressure_server::PressureServer;
 use quintlet_proto::podsync::v1::storage_server::StorageServer;
 use quintlet_proto::podsync::v1::volumes_server::VolumesServer;
 use quintlet_proto::subscribe::v1::pods_server::PodsServer;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::api::ApiAccess;
@@ -64,6 +65,25 @@ impl PodSource for Pods {
     }
 }
 
+/// Health name of the offline cache, which `quintctl health` asks for.
+const OFFLINE: &str = "offline";
+
+/// Reports whether pods run that the API server has not confirmed.
+async fn report_offline(mut unconfirmed: watch::Receiver<usize>, health: HealthHandle) {
+    loop {
+        let pods = *unconfirmed.borrow_and_update();
+        if pods == 0 {
+            health.set_serving(OFFLINE).await;
+        } else {
+            health.set_not_serving(OFFLINE).await;
+        }
+        // The sender lives as long as this process.
+        if unconfirmed.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
 /// Starts the servers of pod-sync.
 pub(crate) struct Servers<'a> {
     pub(super) tasks: &'a ProcessTasks,
@@ -95,6 +115,7 @@ impl Servers<'_> {
             control: Arc::clone(&ctx.control),
             faults: Arc::clone(&ctx.faults),
             volumes: volumes.clone(),
+            offline: ctx.environment.offline.clone(),
         };
         let checkpoints = ContainerCheckpoints {
             clock: ctx.clock.clone(),
@@ -122,6 +143,11 @@ impl Servers<'_> {
             .add_service(ClaimsServer::new(claims));
         let health = server.health();
         health.set_serving(SYNC_LOOP).await;
+        if let Some(offline) = &ctx.environment.offline {
+            let report = report_offline(offline.starts_seen(), health.clone());
+            let stop = self.tasks.stop.clone();
+            self.tasks.spawn("offline-health", stop.run_until_cancelled_owned(report).map(drop));
+        }
         Ok((spawn("server", server.serve(listener, peers, self.tasks.stop.clone())), health))
     }
 

@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
+use futures::FutureExt as _;
 use pod_sync_layout::SourceKind;
+use pod_sync_offline::OfflineCache;
 use pod_sync_records::PodRecord;
-use pod_sync_sources::SourceMessage;
 use pod_sync_sources::adoption::StaticSandbox;
+use pod_sync_sources::api::ClusterView;
 use pod_sync_sources::file::ManifestReader;
 use pod_sync_sources::http::{ManifestUrl, Transport};
 use pod_sync_sources::static_uids::StaticPodUids;
+use pod_sync_sources::{SourceEvent, SourceMessage, SourceSender};
 use pod_sync_worker::context::WorkerContext;
 use quintlet_model::ids::PodUid;
 use tokio::sync::mpsc;
@@ -93,6 +96,11 @@ impl SourceTasks<'_> {
         }
         if let Some(client) = self.api.client.clone() {
             kinds.push(SourceKind::Api);
+            if let Some(offline) = self.api.offline.clone() {
+                let start = start_offline(offline, Arc::clone(&self.api.cluster), tx.clone());
+                // Cancellation drops a message that nobody would read.
+                self.tasks.spawn("offline-start", stop.clone().run_until_cancelled_owned(start).map(drop));
+            }
             let run = pod_sync_sources::api::run(client, node.clone(), tx, stop.clone());
             self.tasks.spawn("source-api", run);
         } else {
@@ -105,6 +113,21 @@ impl SourceTasks<'_> {
         }
         (rx, kinds)
     }
+}
+
+/// Gives the pods of the cache to the sync loop once the API server is away. The sync loop ignores them if it
+/// has the pods of the API server.
+async fn start_offline(offline: Arc<OfflineCache>, cluster: Arc<ClusterView>, out: SourceSender) {
+    if !offline.start_due().await {
+        return;
+    }
+    if let Some(node) = offline.node() {
+        cluster.set_known_node(Arc::unwrap_or_clone(node));
+    }
+    let pods = offline.starts();
+    tracing::info!(pods = pods.len(), "API server is away, starting pods of the offline cache");
+    // A queue without a reader means that this process ends.
+    let _ = out.send((SourceKind::Api, SourceEvent::Offline(pods))).await;
 }
 
 /// Returns the pods of a source in the records, as its annotation names it.

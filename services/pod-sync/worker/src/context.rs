@@ -21,6 +21,7 @@ use pod_sync_layout::{HandlerFeatures, NodeSettings, ObjectSource, RuntimeState,
 use pod_sync_metrics::PodMetrics;
 use pod_sync_node_decisions::admission::Rejection;
 use pod_sync_node_decisions::gc::GcPolicy;
+use pod_sync_offline::OfflineCache;
 use pod_sync_placement::Placement;
 use pod_sync_records::{Allocations, StateDir, UserNamespaces};
 use pod_sync_views::PodViews;
@@ -165,6 +166,8 @@ pub struct PodEnvironment {
     pub objects: Arc<dyn ObjectSource>,
     /// Service account tokens; none without an API server.
     pub tokens: Option<Arc<dyn TokenSource>>,
+    /// The offline cache; none if it is off.
+    pub offline: Option<Arc<OfflineCache>>,
     /// Certificates of ClusterTrustBundles; none without an API server, and while the feature gate is off.
     pub trust_anchors: Option<Arc<dyn TrustAnchors>>,
     /// User and group id ranges of pods with a user namespace.

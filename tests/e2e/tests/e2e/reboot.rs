@@ -217,3 +217,67 @@ async fn after_a_reboot_a_claim_is_staged_and_published_again_with_its_data_and_
     node.down().await;
     drop(driver);
 }
+
+/// The API server stays away: the pod starts from the offline cache, encrypted with a key from a file.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_reboot_without_the_api_server_a_pod_starts_from_the_encrypted_cache_with_its_secret() {
+    let keys = tempfile::tempdir().unwrap();
+    let key = keys.path().join("key");
+    std::fs::write(&key, [7; 32]).unwrap();
+    let extra = [
+        "--offline-cache".to_owned(),
+        "--offline-start-after=3s".to_owned(),
+        format!("--offline-credential={}", key.display()),
+    ];
+    let extra = extra.map(|argument| ("pod-sync", argument)).to_vec();
+    let mut node = Node::start(Options { extra, ..Options::with_api("reboot-offline") }).await;
+    let api = node.api().clone();
+    let secret = json!({"metadata": {"name": "password"}, "data": {"k": "Z3JlZW4K"}});
+    api.create("secrets", "default", secret).unwrap();
+    let script =
+        "cat /secret/k >> /disk/lines; echo \"$K\" >> /disk/lines; trap 'exit 0' TERM; sleep 100000 & wait";
+    let mut pod = pods::script("web", script);
+    pod["spec"]["volumes"] = json!([
+        {"name": "disk", "emptyDir": {}},
+        {"name": "secret", "secret": {"secretName": "password"}},
+        {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}},
+    ]);
+    let main = &mut pod["spec"]["containers"][0];
+    let at = |name: &str| json!({"name": name, "mountPath": format!("/{name}")});
+    main["volumeMounts"] = json!([at("disk"), at("secret"), at("token")]);
+    main["env"] = json!([{"name": "K", "valueFrom": {"secretKeyRef": {"name": "password", "key": "k"}}}]);
+    api.create_pod(pods::bound(pod));
+    let before = node.wait_ready("web").await;
+    let cached = node.root_dir().join(format!("quintlet-offline/pod-{}", before.uid()));
+    until("the pod is in the cache with its Secret", LONG, async || {
+        let length = std::fs::metadata(&cached).map(|found| found.len()).unwrap_or_default();
+        if length > 2000 { Ok(()) } else { Err(length) }
+    })
+    .await;
+    // Changes of a start are written a second later.
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    let bytes = std::fs::read(&cached).unwrap();
+    assert!(!bytes.windows(8).any(|part| part == b"Z3JlZW4K"), "the Secret is encrypted");
+
+    node.power_off().await;
+    api.faults().set_down(true);
+    node.boot().await;
+    until("the pod has started again", LONG, async || {
+        let lines = node.empty_dir_file(before.uid(), "disk", "lines");
+        if lines == "green\n".repeat(2) + "\n" + &"green\n".repeat(2) + "\n" { Ok(()) } else { Err(lines) }
+    })
+    .await;
+
+    api.faults().set_down(false);
+    let again = |pod: &Value| {
+        let pod = Seen::from_api(pod.clone());
+        pod.is_ready() && restarts(&pod) == 1
+    };
+    let after = Seen::from_api(api.wait_for("pods", "default", "web", LONG, again).await);
+    assert_eq!(after.uid(), before.uid());
+    assert_eq!(node.empty_dir_file(before.uid(), "disk", "lines").lines().count(), 6, "started twice in all");
+    let reported = api.list("events").iter().any(|event| event["reason"] == "StartedFromOfflineCache");
+    assert!(reported);
+    node.assert_no_duplicates().await;
+    node.down().await;
+}

@@ -38,6 +38,7 @@ mod logs;
 mod mirrors;
 mod node;
 mod objects;
+mod offline;
 mod orphans;
 mod planted;
 mod pod_certificates;

@@ -344,3 +344,77 @@ async fn services_start_whatever_is_left_of_their_files_and_log_each_unusable_st
     }
     scene.sim.finish().await;
 }
+
+/// Writes of the offline cache before which, and after which, the power is lost: the one that follows the
+/// start of a pod, and one more, which few starts have.
+const OFFLINE_WRITES: usize = 2;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_loss_of_power_at_any_write_the_offline_cache_has_each_pod_whole_or_not_at_all() {
+    let mut sim = Sim::prepare(Options { cuts: true, ..Options::default() }).await;
+    sim.set_pod_sync_args(&["--offline-cache"]);
+    sim.cuts().record_files();
+    sim.disturb();
+    let secret = json!({"metadata": {"name": "s"}, "data": {"k": "c2VjcmV0"}});
+    sim.api.create("secrets", "default", secret).unwrap();
+    let create = |name: &str| {
+        let mut pod = pods::single(name);
+        pod["spec"]["volumes"] = json!([{"name": "v", "secret": {"secretName": "s"}}]);
+        sim.create(pod)
+    };
+    sim.start_all();
+    let keeper = create("keeper");
+    sim.wait_ready("keeper").await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let is_running = |uid: &str, name: &str| {
+        sim.runtime.newest(uid, &format!("c-{name}")).is_some_and(|container| container.running())
+    };
+    let (mut cut, mut started) = (0, 0);
+    for number in 1..=OFFLINE_WRITES {
+        for when in [When::Before, When::After] {
+            for loss in [Loss::Dropped, Loss::Emptied, Loss::Torn, Loss::Reordered] {
+                let what = format!("{when:?} write {number}, {loss:?}");
+                let name = format!("late-{number}-{when:?}-{loss:?}").to_lowercase();
+                let point = CutPoint { kind: "offline cache written".to_owned(), number };
+                sim.cuts().arm(Kind::File, when, Some(point));
+                let late = create(&name);
+                tokio::select! {
+                    () = sim.cuts().reached() => cut += 1,
+                    () = tokio::time::sleep(Duration::from_secs(20)) => {}
+                }
+                sim.cuts().disarm();
+                sim.api.faults().set_down(true);
+                edges::go_down(&sim).await;
+                for path in mounts_below(&sim.root_dir()).unwrap().iter().rev() {
+                    assert!(
+                        Command::new("umount").arg(path).status().unwrap().success(),
+                        "{}",
+                        path.display()
+                    );
+                }
+                lose(&sim.root_dir(), &sim.cuts().written_files(), loss, &late);
+                let lines = sim.log().len();
+                sim.start_all();
+                sim.wait_runtime(&what, |_| is_running(&keeper, "keeper")).await;
+                tokio::time::sleep(Duration::from_secs(10)).await;
+                started += u32::from(is_running(&late, &name));
+                let ignored = |line: &&Value| line["msg"] == "file of the offline cache ignored";
+                let ignored: Vec<Value> = sim.log()[lines..].iter().filter(ignored).cloned().collect();
+                assert_eq!(ignored, Vec::<Value>::new(), "{what}: files are written whole");
+                for uid in [&keeper, &late] {
+                    let file = format!("pods/{uid}/volumes/kubernetes.io~secret/v/k");
+                    let content = std::fs::read_to_string(sim.root_dir().join(file)).ok();
+                    assert!(content.as_deref().is_none_or(|text| text == "secret"), "{what}: {content:?}");
+                }
+                sim.api.faults().set_down(false);
+                sim.wait_pod(&name, &what, Seen::is_ready).await;
+                sim.delete(&name, Some(0));
+                sim.wait_gone(&name).await;
+                sim.wait_nothing_left(&late).await;
+            }
+        }
+    }
+    eprintln!("{cut} cuts, {started} late pods started without the API server");
+    assert!(cut > 0);
+    sim.finish().await;
+}

@@ -261,6 +261,17 @@ impl ClusterView {
         Ok(())
     }
 
+    /// Sets the Node as it was known before, if it has not been read yet. The watch replaces it.
+    pub fn set_known_node(&self, known: Node) {
+        self.node.send_if_modified(|node| {
+            let is_missing = node.is_none();
+            if is_missing {
+                *node = Some(Arc::new(known));
+            }
+            is_missing
+        });
+    }
+
     /// Watches the Node until `stop`.
     pub async fn watch_node(self: Arc<Self>, client: kube::Client, name: String, stop: CancellationToken) {
         let config = watcher::Config::default().fields(&format!("metadata.name={name}")).any_semantic();
@@ -457,6 +468,7 @@ mod tests {
             }
             SourceEvent::Changed(pod) => format!("{} changed", name(&pod)),
             SourceEvent::Removed(uid) => format!("{uid} removed"),
+            SourceEvent::Offline(_) => "offline".to_owned(),
             SourceEvent::Problems(_) => "problems".to_owned(),
         };
         updates.into_iter().map(describe).collect()

@@ -76,6 +76,9 @@ pub enum SourceEvent {
     Changed(Arc<Pod>),
     /// The pod with this UID is gone. The other pods are as before.
     Removed(PodUid),
+    /// Pods that the API server had when it answered last, and which run until it answers. The source is not
+    /// ready.
+    Offline(Vec<Arc<Pod>>),
     /// The current errors of the source; empty if they are fixed. Its pods stay.
     Problems(Vec<ManifestProblem>),
 }
@@ -85,7 +88,7 @@ impl SourceEvent {
         match self {
             Self::Snapshot(snapshot) => snapshot.reported(),
             Self::Problems(problems) => problems.clone(),
-            Self::Changed(_) | Self::Removed(_) => Vec::new(),
+            Self::Changed(_) | Self::Removed(_) | Self::Offline(_) => Vec::new(),
         }
     }
 }

@@ -34,6 +34,7 @@ use crate::image;
 use crate::image::NoImage;
 
 const CREATE: &str = "CreateContainer";
+const IF_NOT_PRESENT: &str = "IfNotPresent";
 
 /// Returns the container whose process namespace an ephemeral container joins, if it names one
 /// (`targetContainerName`).
@@ -94,6 +95,9 @@ impl Starts<'_> {
         self.checkpoints.allocations.flush().await;
         self.environment.placement.start_container(&pass.pod, &container.name).await;
         let cpus = cpuset(&config);
+        if let Some(offline) = &self.environment.offline {
+            offline.container_runs(&self.tracker.pod_ref.uid).await;
+        }
         let (calls, sandbox_config) = (&self.runtime.calls, spec.sandbox_config.clone());
         let created = calls.create_container(spec.sandbox, config, sandbox_config).await;
         let error = created.as_ref().err().map(|e| e.message.as_str());
@@ -129,7 +133,7 @@ impl Starts<'_> {
         let wanted = image::Wanted {
             pod: &pass.pod,
             image,
-            policy: container.image_pull_policy.as_deref().unwrap_or("IfNotPresent"),
+            policy: self.pull_policy(container.image_pull_policy.as_deref()),
             field_path: &field_path,
             secrets: &secrets,
             sandbox_config: spec.sandbox_config,
@@ -151,6 +155,16 @@ impl Starts<'_> {
         };
         self.setup.report_missing_pull_secrets(self.reporting, &pass.pod, &reason);
         Err(self.waits_for_image(pass, spec, reason, Some(pulls)))
+    }
+
+    // A registry may be away together with the API server.
+    fn pull_policy<'p>(&self, policy: Option<&'p str>) -> &'p str {
+        let offline = self.environment.offline.as_ref();
+        let is_local = offline.is_some_and(|cache| cache.prefers_local_images(&self.tracker.pod_ref.uid));
+        match policy.unwrap_or(IF_NOT_PRESENT) {
+            "Always" if is_local => IF_NOT_PRESENT,
+            policy => policy,
+        }
     }
 
     fn waits_for_image(
@@ -314,7 +328,7 @@ impl Starts<'_> {
             let wanted = image::Wanted {
                 pod,
                 image: source.reference.as_deref().unwrap_or_default(),
-                policy: source.pull_policy.as_deref().unwrap_or("IfNotPresent"),
+                policy: self.pull_policy(source.pull_policy.as_deref()),
                 field_path: "",
                 secrets: &secrets,
                 sandbox_config,

@@ -106,6 +106,18 @@ pub const QUINTLET: &[Row] = &[
         &[PodSync],
         "the same for exec probes, whose attempts each start a process in the runtime"
     ),
+    Row::new("offlineCache.enabled", Kind::Bool, "false").own_flag("offline-cache").honoured(
+        &[PodSync],
+        "admitted pods are kept on the disk with what they need, and start after a boot while the API server is away"
+    ),
+    Row::new("offlineCache.startAfter", POSITIVE, "20s").own_flag("offline-start-after").honoured(
+        &[PodSync],
+        "time without an answer of the API server after which pods start from the cache"
+    ),
+    Row::new("offlineCache.credential", Kind::Text, "").own_flag("offline-credential").honoured(
+        &[PodSync],
+        "key that encrypts the cache: the name of a systemd credential, or an absolute path; not set: not encrypted"
+    ),
     Row::new("relistPeriod", POSITIVE, "1s").own_flag("relist-period").honoured(
         &[Pleg],
         "pause between full lists of the runtime without live hints"
