@@ -130,7 +130,7 @@ fn counted(pod: &Pod, group: Option<CgroupStats>, proc: &Path) -> Counted {
     // Each cgroup is walked once.
     let processes: BTreeMap<&str, Vec<u32>> =
         containers.iter().map(|(id, group)| (id.as_str(), group.processes())).collect();
-    let groups = group.iter().chain(containers.iter().map(|(_, group)| group));
+    let groups = containers.iter().map(|(_, group)| group);
     let of_sandbox =
         group.as_ref().filter(|_| !sandbox.is_empty()).and_then(|group| group.container(sandbox));
     let limits = processes.iter().filter_map(|(id, pids)| {
@@ -141,16 +141,18 @@ fn counted(pod: &Pod, group: Option<CgroupStats>, proc: &Path) -> Counted {
     let sockets = processes.iter().filter_map(|(id, pids)| Some(((*id).to_owned(), sockets(pids, proc)?)));
     let details = containers.iter().map(|(id, group)| {
         // With the processes in cgroups that the container has created.
-        let processes = processes.get(id.as_str()).map_or(0, Vec::len);
-        let processes = u64::try_from(processes).unwrap_or(u64::MAX);
+        let processes = processes.get(id.as_str()).and_then(|pids| group.count_of(pids));
         (id.clone(), group.id(), Detail { processes, ..group.detail() })
     });
     Counted {
         open_files: files.collect(),
         sockets: sockets.collect(),
-        network: network_devices(pod, groups, proc),
+        network: network_devices(pod, group.as_ref(), groups, proc),
         limits: limits.collect(),
-        sandbox: of_sandbox.map(|group| (sandbox.to_owned(), group.id(), group.detail())),
+        sandbox: of_sandbox.map(|group| {
+            let processes = group.process_count();
+            (sandbox.to_owned(), group.id(), Detail { processes, ..group.detail() })
+        }),
         own: group.map(|group| (group.id(), group.detail())),
         containers: details.collect(),
     }
@@ -311,7 +313,7 @@ mod tests {
             memory: Memory { oom_kills: Some(1), limit: None, swap_limit: Some(9), ..Memory::default() },
             devices: [("0:0".to_owned(), DeviceIo { reads: 3, read_bytes: 4, writes: 5, written_bytes: 6 })]
                 .into(),
-            processes: 2,
+            processes: Some(2),
             pressure: [("io", Stalls { waiting_us: 2_500_000, stalled_us: Some(500_000) })].into(),
             ..Detail::default()
         };

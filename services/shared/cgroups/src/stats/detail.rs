@@ -29,7 +29,7 @@ pub struct Detail {
     /// By device number, `MAJOR:MINOR`.
     pub devices: BTreeMap<String, DeviceIo>,
     /// Number of processes, without those of descendants.
-    pub processes: u64,
+    pub processes: Option<u64>,
     /// Number of threads, including those of descendants.
     pub threads: Option<u64>,
     /// Maximum number of threads; `None` means no limit.
@@ -132,10 +132,18 @@ impl CgroupStats {
         processes(self.dir("memory"), |_| false)
     }
 
-    /// Returns the number of processes of the cgroup and of its descendants, of 256 cgroups at most.
+    /// Returns the number of processes of the cgroup and of its descendants, of 256 cgroups at most. Returns
+    /// `None` if threads are counted and no process is seen: v1 lists none of another PID namespace.
     #[must_use]
-    pub fn process_count(&self) -> u64 {
-        count(&self.processes())
+    pub fn process_count(&self) -> Option<u64> {
+        self.count_of(&self.processes())
+    }
+
+    /// Returns the number of these processes of the cgroup and of its descendants, as
+    /// [`CgroupStats::process_count`].
+    #[must_use]
+    pub fn count_of(&self, processes: &[u32]) -> Option<u64> {
+        Some(count(processes)).filter(|count| *count > 0 || self.tasks().unwrap_or_default() == 0)
     }
 
     /// Returns the number of processes of the cgroup without its descendants.
@@ -178,7 +186,7 @@ impl CgroupStats {
                 reservation: number(&dir.join("memory.min")),
             },
             devices: devices_v2(&text(&dir.join("io.stat"))),
-            processes: self.own_process_count(),
+            processes: Some(self.own_process_count()),
             threads: number(&dir.join("pids.current")),
             threads_max: number(&dir.join("pids.max")),
             shares: number(&dir.join("cpu.weight")).map(weight_to_shares),
@@ -229,7 +237,7 @@ impl CgroupStats {
                 reservation: limit(&at("memory", "memory.soft_limit_in_bytes")),
             },
             devices: devices_v1(&blkio("io_serviced"), &blkio("io_service_bytes")),
-            processes: self.own_process_count(),
+            processes: Some(self.own_process_count()),
             threads: number(&at("pids", "pids.current")),
             threads_max: number(&at("pids", "pids.max")),
             shares: number(&at("cpu", "cpu.shares")),
@@ -356,7 +364,7 @@ mod tests {
                 reservation: Some(500),
             },
             devices: BTreeMap::from([("8:0".to_owned(), device)]),
-            processes: 1,
+            processes: Some(1),
             threads: Some(11),
             threads_max: None,
             shares: Some(1024),
@@ -456,12 +464,37 @@ mod tests {
         write(&container, &[("a/b/c/cgroup.procs", "2\n"), ("a/b/c/d/cgroup.procs", "3\n")]);
         let pod = CgroupStats::of_pod(dir.path(), "", QosClass::Guaranteed, "u").unwrap();
         let group = pod.container("c1").unwrap();
-        assert_eq!((group.processes(), group.process_count()), (vec![1, 2], 2));
+        assert_eq!((group.processes(), group.process_count()), (vec![1, 2], Some(2)));
         for number in 0..2 * MOST_CGROUPS {
             write(&container, &[(&format!("n{number}/cgroup.procs"), "4\n")]);
         }
         // The cgroup of the container, and those that it has created.
         assert!(group.processes().len() <= MOST_CGROUPS, "{}", group.processes().len());
-        assert_eq!((pod.any_process(), pod.detail().processes), (Some(1), 0));
+        assert_eq!((pod.any_process(), pod.detail().processes), (Some(1), Some(0)));
+    }
+
+    #[test]
+    fn processes_of_another_pid_namespace_are_counted_with_v2_and_unknown_with_v1() {
+        let count = |files: &[(&str, &str)]| {
+            let dir = tempfile::tempdir().unwrap();
+            write(dir.path(), files);
+            CgroupStats::of_pods(dir.path(), "").unwrap().process_count()
+        };
+        let v1 = |processes, threads| {
+            count(&[
+                ("memory/kubepods/cgroup.procs", processes),
+                ("pids/kubepods/pids.current", threads),
+                ("cpuacct/kubepods/cpuacct.usage", "1"),
+            ])
+        };
+        assert_eq!(v1("", "3\n"), None, "v1 lists none of them");
+        assert_eq!(v1("", "0\n"), Some(0));
+        assert_eq!(v1("7\n", "3\n"), Some(1));
+        let v2 = [
+            ("cgroup.controllers", ""),
+            ("kubepods/cgroup.procs", "0\n0\n"),
+            ("kubepods/pids.current", "3\n"),
+        ];
+        assert_eq!(count(&v2), Some(2), "v2 lists them without their PIDs");
     }
 }
