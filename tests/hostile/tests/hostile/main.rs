@@ -7,6 +7,7 @@
     missing_docs
 )]
 
+mod churn;
 mod decoding;
 mod node;
 mod repeated;
