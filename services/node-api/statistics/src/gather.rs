@@ -275,7 +275,7 @@ fn add_network_and_processes(pod: &mut Pod, paths: &StatsPaths, proc: &Path, now
     }
     if pod.stats.process.is_none() && !containers.is_empty() {
         // Unknown if one of them is.
-        let counts = containers.iter().map(CgroupStats::process_count);
+        let mut counts = containers.iter().map(CgroupStats::process_count);
         let count = counts.try_fold(0, |all, count| count.map(|count| u64::saturating_add(all, count)));
         let usage = |count| v1::ProcessUsage { timestamp, process_count: number(count) };
         pod.stats.process = count.map(usage);
@@ -299,7 +299,7 @@ fn interface_usage(interface: host::Interface) -> v1::NetworkInterfaceUsage {
 pub(super) fn network_devices<'a>(
     pod: &Pod,
     own: Option<&CgroupStats>,
-    containers: impl Iterator<Item = &'a CgroupStats>,
+    mut containers: impl Iterator<Item = &'a CgroupStats>,
     proc: &Path,
 ) -> Option<String> {
     if pod.object["spec"]["hostNetwork"] == true {
@@ -307,7 +307,8 @@ pub(super) fn network_devices<'a>(
     }
     // A process of the pod may have moved into a network namespace of its own, that of the sandbox does not.
     let sandbox = own.filter(|_| !pod.sandbox.is_empty()).and_then(|own| own.container(&pod.sandbox));
-    let pid = sandbox.iter().chain(own).chain(containers).find_map(CgroupStats::any_process)?;
+    let of_pod = || sandbox.iter().chain(own).find_map(CgroupStats::any_process);
+    let pid = of_pod().or_else(|| containers.find_map(CgroupStats::any_process))?;
     let file = std::fs::File::open(proc.join(format!("{pid}/net/dev"))).ok()?;
     let mut text = Vec::new();
     file.take(MOST_NETWORK_BYTES).read_to_end(&mut text).ok()?;

@@ -263,7 +263,8 @@ mod tests {
     fn an_object_with_many_events_leaves_room_for_those_of_others() {
         let dir = tempfile::tempdir().unwrap();
         let mut unsent = UnsentEvents::open(file(&dir), "b1");
-        let numbered = |uid: &str, n: usize| RecordEventRequest { uid: uid.to_owned(), ..event(&n.to_string()) };
+        let numbered =
+            |uid: &str, n: usize| RecordEventRequest { uid: uid.to_owned(), ..event(&n.to_string()) };
         let added = (0..3 * QUEUE_OF_OBJECT).filter(|n| unsent.push(numbered("loud", *n))).count();
         assert_eq!(added, QUEUE_OF_OBJECT);
         assert!(unsent.push(numbered("quiet", 0)));
