@@ -11,9 +11,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONTRACTS = ROOT / "proto/quintlet"
 SERVICES = sorted((ROOT / "services").rglob("src/**/*.rs"))
 # Clients and servers of the CRI and of containerd, whose limits are those of the runtime, and the server of the PodResources API, whose
-# requests are small. Reflection, whose requests are names.
+# requests are small. Reflection, whose requests are names. The probe of a container, whose answer is a number.
 OTHERS = re.compile(
-    r"(RuntimeService|ImageService|Events)Client::new\(|Grpc::new\(service\)|Grpc::new\(inner\)|Server::for_guests\("
+    r"(RuntimeService|ImageService|Events|Health)Client::new\(|Grpc::new\(service\)|Grpc::new\(inner\)|Server::for_guests\("
     r"|Builder::configure\(\)")
 
 faults = []

@@ -129,7 +129,7 @@ fn counted(pod: &Pod, group: Option<CgroupStats>, proc: &Path) -> Counted {
     // Each cgroup is walked once.
     let processes: BTreeMap<&str, Vec<u32>> =
         containers.iter().map(|(id, group)| (id.as_str(), group.processes())).collect();
-    let groups = group.iter().chain(containers.iter().map(|(_, group)| group));
+    let groups = containers.iter().map(|(_, group)| group);
     let of_sandbox =
         group.as_ref().filter(|_| !sandbox.is_empty()).and_then(|group| group.container(sandbox));
     let limits = processes.iter().filter_map(|(id, pids)| {
@@ -146,9 +146,11 @@ fn counted(pod: &Pod, group: Option<CgroupStats>, proc: &Path) -> Counted {
     Counted {
         open_files: files.collect(),
         sockets: sockets.collect(),
-        network: network_devices(pod, groups, proc),
+        network: network_devices(pod, group.as_ref(), groups, proc),
         limits: limits.collect(),
-        sandbox: of_sandbox.map(|group| (sandbox.to_owned(), group.id(), group.detail())),
+        sandbox: of_sandbox.map(|group| {
+            (sandbox.to_owned(), group.id(), group.detail_with(&group.processes()))
+        }),
         own: group.map(|group| (group.id(), group.detail())),
         containers: details.collect(),
     }
@@ -309,7 +311,7 @@ mod tests {
             memory: Memory { oom_kills: Some(1), limit: None, swap_limit: Some(9), ..Memory::default() },
             devices: [("0:0".to_owned(), DeviceIo { reads: 3, read_bytes: 4, writes: 5, written_bytes: 6 })]
                 .into(),
-            processes: 2,
+            processes: Some(2),
             pressure: [("io", Stalls { waiting_us: 2_500_000, stalled_us: Some(500_000) })].into(),
             ..Detail::default()
         };

@@ -73,7 +73,7 @@ pub(super) fn render(out: &mut Text, labels: &str, detail: &Detail, now: i64) {
         ("container_memory_total_active_file_bytes", "gauge", bytes(memory.active_file)),
         ("container_memory_total_inactive_file_bytes", "gauge", bytes(memory.inactive_file)),
         ("container_oom_events_total", "counter", bytes(memory.oom_kills)),
-        ("container_processes", "gauge", Some(whole(detail.processes))),
+        ("container_processes", "gauge", bytes(detail.processes)),
         ("container_threads", "gauge", bytes(detail.threads)),
         ("container_threads_max", "gauge", Some(bytes(detail.threads_max).unwrap_or(0.0))),
         ("container_spec_cpu_period", "gauge", bytes(detail.period)),

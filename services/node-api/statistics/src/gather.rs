@@ -6,6 +6,7 @@
 //! sums of its containers. Network interfaces that the runtime omits are those of the network namespace.
 
 use std::collections::{BTreeMap, HashSet};
+use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -25,6 +26,12 @@ use crate::host;
 use crate::runtime_stats::{self, SandboxStats};
 use node_api_base::pod_lookup;
 use node_api_base::services::Services;
+
+/// Network interfaces of a pod at most. A container may create any number of them, in a user namespace
+/// without a capability, and the pages have up to eight rows for each.
+const MOST_INTERFACES: usize = 64;
+/// Bytes that are read of `/proc/PID/net/dev`, in which a line has about 130.
+const MOST_NETWORK_BYTES: u64 = 64 << 10;
 
 /// A pod with its containers.
 #[derive(Debug, Default)]
@@ -134,7 +141,7 @@ fn with_objects(stats: Vec<SandboxStats>, views: Vec<PodView>) -> (Vec<Pod>, BTr
         namespace: found.metadata.namespace,
         uid: found.metadata.uid,
         sandbox: found.sandbox,
-        stats: found.stats,
+        stats: limit_interfaces(found.stats),
         ..Pod::default()
     });
     (pods.collect(), objects)
@@ -259,7 +266,7 @@ fn add_network_and_processes(pod: &mut Pod, paths: &StatsPaths, proc: &Path, now
         .filter_map(|c| pod.container_cgroup(own.as_ref(), &c.attributes.as_ref()?.id))
         .collect();
     if pod.stats.network.is_none()
-        && let Some(dev) = network_devices(pod, own.iter().chain(&containers), proc)
+        && let Some(dev) = network_devices(pod, own.as_ref(), containers.iter(), proc)
     {
         let mut interfaces: Vec<_> = host::interfaces(&dev).map(interface_usage).collect();
         let default = interfaces.iter().position(|i| i.name == host::DEFAULT_INTERFACE);
@@ -267,8 +274,11 @@ fn add_network_and_processes(pod: &mut Pod, paths: &StatsPaths, proc: &Path, now
         pod.stats.network = Some(v1::NetworkUsage { timestamp, default_interface, interfaces });
     }
     if pod.stats.process.is_none() && !containers.is_empty() {
-        let count = containers.iter().map(CgroupStats::process_count).fold(0, u64::saturating_add);
-        pod.stats.process = Some(v1::ProcessUsage { timestamp, process_count: number(count) });
+        // Unknown if one of them is.
+        let mut counts = containers.iter().map(CgroupStats::process_count);
+        let count = counts.try_fold(0, |all, count| count.map(|count| u64::saturating_add(all, count)));
+        let usage = |count| v1::ProcessUsage { timestamp, process_count: number(count) };
+        pod.stats.process = count.map(usage);
     }
 }
 
@@ -283,18 +293,36 @@ fn interface_usage(interface: host::Interface) -> v1::NetworkInterfaceUsage {
     }
 }
 
-/// Returns `/proc/PID/net/dev` of a process in the network namespace of a pod; none for a pod in the host's.
-/// `groups` are cgroups of the pod.
+/// Returns the begin of `/proc/PID/net/dev` of a process in the network namespace of a pod, with at most
+/// [`MOST_INTERFACES`]; none for a pod in the host's. `own` is the cgroup of the pod, `containers` are those
+/// that may be outside of it.
 pub(super) fn network_devices<'a>(
     pod: &Pod,
-    mut groups: impl Iterator<Item = &'a CgroupStats>,
+    own: Option<&CgroupStats>,
+    mut containers: impl Iterator<Item = &'a CgroupStats>,
     proc: &Path,
 ) -> Option<String> {
     if pod.object["spec"]["hostNetwork"] == true {
         return None;
     }
-    let pid = groups.find_map(CgroupStats::any_process)?;
-    std::fs::read_to_string(proc.join(format!("{pid}/net/dev"))).ok()
+    // A process of the pod may have moved into a network namespace of its own, that of the sandbox does not.
+    let sandbox = own.filter(|_| !pod.sandbox.is_empty()).and_then(|own| own.container(&pod.sandbox));
+    let of_pod = || sandbox.iter().chain(own).find_map(CgroupStats::any_process);
+    let pid = of_pod().or_else(|| containers.find_map(CgroupStats::any_process))?;
+    let file = std::fs::File::open(proc.join(format!("{pid}/net/dev"))).ok()?;
+    let mut text = Vec::new();
+    file.take(MOST_NETWORK_BYTES).read_to_end(&mut text).ok()?;
+    // Two lines are the heading, and one is the loopback.
+    let lines = text.split_inclusive(|byte| *byte == b'\n').take(MOST_INTERFACES.saturating_add(3));
+    Some(String::from_utf8_lossy(&lines.collect::<Vec<_>>().concat()).into_owned())
+}
+
+/// Leaves out the interfaces of a pod after the first ones.
+fn limit_interfaces(mut stats: v1::LinuxPodSandboxStats) -> v1::LinuxPodSandboxStats {
+    if let Some(network) = &mut stats.network {
+        network.interfaces.truncate(MOST_INTERFACES);
+    }
+    stats
 }
 
 /// Sets the CPU and memory of a pod without a cgroup: the sums of its containers, with the oldest timestamp
@@ -633,6 +661,11 @@ mod tests {
         assert_eq!(count(&stats), 2, "those of containers");
         let host = add(true, v1::LinuxPodSandboxStats::default());
         assert_eq!((&host.network, count(&host)), (&None, 2));
+        // Processes of another PID namespace, which v1 counts as threads alone.
+        let container = dir.path().join("kubepods/burstable/podu1/abc");
+        std::fs::write(container.join("cgroup.procs"), "").unwrap();
+        std::fs::write(container.join("pids.current"), "2\n").unwrap();
+        assert_eq!(add(false, v1::LinuxPodSandboxStats::default()).process, None);
         // What the runtime reports is not replaced.
         let known = v1::LinuxPodSandboxStats {
             network: Some(v1::NetworkUsage { timestamp: 1, ..Default::default() }),
@@ -641,6 +674,39 @@ mod tests {
         };
         let stats = add(false, known.clone());
         assert_eq!((stats.network, stats.process), (known.network, known.process));
+    }
+
+    #[test]
+    fn a_container_adds_few_interfaces_and_none_of_a_namespace_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let (paths, proc) = (paths(dir.path()), dir.path().join("proc"));
+        let line = |name: String| format!("{name}: 1 2 3 4 0 0 0 0 5 6 7 8 0 0 0 0\n");
+        let many: String = (0..1000).map(|n| line(format!("dummy{n}"))).collect();
+        let heading = "Inter-|\n face |\n";
+        for (group, pid, dev) in [
+            ("podu1/abc", "8", format!("{heading}{}{many}", line("lo".into()))),
+            ("podu1/pause", "7", format!("{heading}{}{}", line("lo".into()), line("eth0".into()))),
+        ] {
+            let group = format!("kubepods/burstable/{group}");
+            make_group(dir.path(), &group, 1);
+            std::fs::write(dir.path().join(group).join("cgroup.procs"), format!("{pid}\n")).unwrap();
+            std::fs::create_dir_all(proc.join(pid).join("net")).unwrap();
+            std::fs::write(proc.join(pid).join("net/dev"), dev).unwrap();
+        }
+        let own = group_of(&paths, &object("Running"), "u1").unwrap();
+        let names = |sandbox: &str, first: Option<&CgroupStats>| -> Vec<String> {
+            let pod = Pod { uid: "u1".into(), sandbox: sandbox.into(), ..Pod::default() };
+            let container = own.container("abc").unwrap();
+            let dev = network_devices(&pod, first, [&container].into_iter(), &proc).unwrap();
+            host::interfaces(&dev).map(|interface| interface.name).collect()
+        };
+        assert_eq!(names("pause", Some(&own)), ["eth0"]);
+        let of_container = names("", None);
+        assert_eq!((of_container.len(), of_container[0].as_str()), (MOST_INTERFACES, "dummy0"));
+        let interfaces = vec![v1::NetworkInterfaceUsage::default(); 1000];
+        let network = Some(v1::NetworkUsage { interfaces, ..Default::default() });
+        let stats = v1::LinuxPodSandboxStats { network, ..Default::default() };
+        assert_eq!(limit_interfaces(stats).network.unwrap().interfaces.len(), MOST_INTERFACES);
     }
 
     #[test]

@@ -15,10 +15,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use nix::errno::Errno;
 use quintlet_kit::lookup;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
+
+use super::attempt::{Attempt, Broken};
 
 /// Both ends of a connection, written `local->remote` as in Go's errors.
 #[derive(Debug, Clone, Copy)]
@@ -119,11 +122,43 @@ impl AsyncWrite for Connection {
     }
 }
 
+/// No connection was made.
+#[derive(Debug)]
+pub(super) struct DialError {
+    /// The text of Go's error.
+    text: String,
+    /// This process or the node has no file descriptor or memory left, which says nothing about the
+    /// container.
+    is_of_node: bool,
+}
+
+impl DialError {
+    /// Returns the outcome of an attempt, a failure with this text unless the node was the reason.
+    pub(super) fn outcome(self, failure: impl FnOnce(&str) -> String) -> Attempt {
+        if !self.is_of_node {
+            return Attempt::Failure(failure(&self.text));
+        }
+        tracing::warn!(error = self.text, "probe could not be attempted");
+        Attempt::Broken(Broken { state: "unknown", error: self.text, event: false })
+    }
+
+    /// Returns the error with a text around its own.
+    pub(super) fn described(self, describe: impl FnOnce(&str) -> String) -> Self {
+        Self { text: describe(&self.text), ..self }
+    }
+}
+
+impl From<String> for DialError {
+    fn from(text: String) -> Self {
+        Self { text, is_of_node: false }
+    }
+}
+
 /// Connects to the first address of `host`, a name or an IP address, that accepts the connection.
 ///
 /// # Errors
-/// The text of Go's error for the first address.
-pub(super) async fn dial(host: &str, port: u16, purpose: Purpose) -> Result<(Connection, Route), String> {
+/// The error for the first address.
+pub(super) async fn dial(host: &str, port: u16, purpose: Purpose) -> Result<(Connection, Route), DialError> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         return connect(SocketAddr::new(ip, port), purpose).await;
     }
@@ -136,10 +171,10 @@ pub(super) async fn dial(host: &str, port: u16, purpose: Purpose) -> Result<(Con
             }
         }
     }
-    Err(first.unwrap_or_default())
+    Err(first.unwrap_or_else(|| String::new().into()))
 }
 
-async fn connect(remote: SocketAddr, purpose: Purpose) -> Result<(Connection, Route), String> {
+async fn connect(remote: SocketAddr, purpose: Purpose) -> Result<(Connection, Route), DialError> {
     let connected = async {
         let socket = if remote.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
         let acknowledgement = match purpose {
@@ -156,8 +191,16 @@ async fn connect(remote: SocketAddr, purpose: Purpose) -> Result<(Connection, Ro
             let local = connection.stream.local_addr().ok();
             Ok((connection, Route { local, remote }))
         }
-        Err(error) => Err(format!("dial tcp {remote}: connect: {}", go_error_text(&error))),
+        Err(error) => Err(DialError {
+            text: format!("dial tcp {remote}: connect: {}", go_error_text(&error)),
+            is_of_node: is_of_node(&error),
+        }),
     }
+}
+
+fn is_of_node(error: &io::Error) -> bool {
+    let lacks = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
+    error.raw_os_error().is_some_and(|code| lacks.contains(&Errno::from_raw(code)))
 }
 
 /// Returns `host:port`, with brackets around an IPv6 address.
@@ -169,4 +212,32 @@ pub(super) fn join_host_port(host: &str, port: u16) -> String {
 pub(super) fn go_error_text(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_without_file_descriptors_or_memory_is_no_failure_of_a_container() {
+        for (code, is_failure) in [
+            (Errno::EMFILE, false),
+            (Errno::ENFILE, false),
+            (Errno::ENOBUFS, false),
+            (Errno::ENOMEM, false),
+            (Errno::ECONNREFUSED, true),
+            (Errno::EHOSTUNREACH, true),
+            (Errno::ETIMEDOUT, true),
+        ] {
+            let error = io::Error::from_raw_os_error(code as i32);
+            let failed = DialError { text: "why".to_owned(), is_of_node: is_of_node(&error) };
+            let unknown = Broken { state: "unknown", error: "why".to_owned(), event: false };
+            let want = if is_failure {
+                Attempt::Failure("failed: why".to_owned())
+            } else {
+                Attempt::Broken(unknown)
+            };
+            assert_eq!(failed.outcome(|text| format!("failed: {text}")), want, "{code}");
+        }
+    }
 }

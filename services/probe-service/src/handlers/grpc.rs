@@ -18,10 +18,14 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::attempt::{Attempt, USER_AGENT, go_status};
-use super::dial::{self, Connection, Purpose};
+use super::dial::{self, Connection, DialError, Purpose};
 use super::tls::{self, Protocols};
 
 use quintlet_model::go_duration;
+
+/// Largest answer, in bytes. It has one number. grpc-go reads 4 MiB, which times the probes of a node is too
+/// much memory.
+const MAX_ANSWER: usize = 64 << 10;
 
 pub(super) async fn probe(host: &str, port: u16, service: &str, tls: bool, timeout: Duration) -> Attempt {
     let deadline = deadline_after(Instant::now(), timeout);
@@ -31,13 +35,15 @@ pub(super) async fn probe(host: &str, port: u16, service: &str, tls: bool, timeo
     let channel = match timeout_at(deadline, connect(host, port, &address, tls)).await {
         Ok(Ok(channel)) => channel,
         Ok(Err(error)) => {
-            let status = tonic::Status::unavailable(format!("connection error: desc = {error:?}"));
-            return Attempt::Failure(format!("error: health rpc probe failed: {}", go_status(&status)));
+            return error.outcome(|error| {
+                let status = tonic::Status::unavailable(format!("connection error: desc = {error:?}"));
+                format!("error: health rpc probe failed: {}", go_status(&status))
+            });
         }
         Err(_) => return late(),
     };
     let request = HealthCheckRequest { service: service.to_owned() };
-    let mut client = HealthClient::new(channel);
+    let mut client = HealthClient::new(channel).max_decoding_message_size(MAX_ANSWER);
     let reply = match timeout_at(deadline, client.check(request)).await {
         Ok(reply) => reply,
         Err(_) => return late(),
@@ -66,7 +72,7 @@ pub(super) async fn probe(host: &str, port: u16, service: &str, tls: bool, timeo
 
 /// Connects once. An address that refuses the connection fails the probe at once, as in kubelet 1.38, with
 /// the description of grpc-go.
-async fn connect(host: &str, port: u16, address: &str, tls: bool) -> Result<Channel, String> {
+async fn connect(host: &str, port: u16, address: &str, tls: bool) -> Result<Channel, DialError> {
     let scheme = if tls { "https" } else { "http" };
     let origin: Uri =
         format!("{scheme}://{address}").parse().map_err(|error: InvalidUri| error.to_string())?;
@@ -74,13 +80,15 @@ async fn connect(host: &str, port: u16, address: &str, tls: bool) -> Result<Chan
         .and_then(|e| e.origin(origin).user_agent(USER_AGENT))
         .map_err(|e| quintlet_kit::error_chain(&e))?;
     let dialed = dial::dial(host, port, Purpose::Request).await;
-    let (connection, _) = dialed.map_err(|error| format!("transport: Error while dialing: {error}"))?;
+    let dialing =
+        |error: DialError| error.described(|text| format!("transport: Error while dialing: {text}"));
+    let (connection, _) = dialed.map_err(dialing)?;
     if !tls {
-        return open(&endpoint, connection).await;
+        return Ok(open(&endpoint, connection).await?);
     }
     let failed = |error: String| format!("transport: authentication handshake failed: {error}");
     let connection = handshake(host, connection).await.map_err(failed)?;
-    open(&endpoint, connection).await
+    Ok(open(&endpoint, connection).await?)
 }
 
 async fn handshake(host: &str, connection: Connection) -> Result<TlsStream<Connection>, String> {

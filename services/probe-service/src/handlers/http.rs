@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::attempt::{Attempt, Broken, MAX_OUTPUT, USER_AGENT};
-use super::dial::{self, Connection, Purpose, Route};
+use super::dial::{self, Connection, DialError, Purpose, Route};
 use super::tls::{self, Protocols};
 use super::url::{self, Url};
 use crate::target::HttpGet;
@@ -33,7 +33,7 @@ const MAX_HEADER: u32 = 1 << 20;
 const MAX_HEADERS: usize = 8192;
 
 const TIMED_OUT: &str = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
-const BODY_TIMED_OUT: &str =
+pub(super) const BODY_TIMED_OUT: &str =
     "context deadline exceeded (Client.Timeout or context cancellation while reading body)";
 
 pub(super) async fn probe(get: &HttpGet, host: &str, port: u16, timeout: Duration) -> Attempt {
@@ -47,8 +47,8 @@ pub(super) async fn probe(get: &HttpGet, host: &str, port: u16, timeout: Duratio
             SchemeError::Protocol { .. } => Attempt::Failure(error.to_string()),
         };
     }
-    let failure =
-        |url: &dyn std::fmt::Display, error: &str| Attempt::Failure(format!("Get \"{url}\": {error}"));
+    let text_of = |url: &dyn std::fmt::Display, error: &str| format!("Get \"{url}\": {error}");
+    let failure = |url: &dyn std::fmt::Display, error: &str| Attempt::Failure(text_of(url, error));
     let (headers, host_header) = match headers(&get.headers) {
         Ok(headers) => headers,
         Err(error) => return failure(&url, &error),
@@ -58,7 +58,7 @@ pub(super) async fn probe(get: &HttpGet, host: &str, port: u16, timeout: Duratio
     loop {
         let exchange = match timeout_at(deadline, request.send()).await {
             Ok(Ok(exchange)) => exchange,
-            Ok(Err(error)) => return failure(&request.url, &error),
+            Ok(Err(error)) => return error.outcome(|text| text_of(&request.url, text)),
             Err(_) => return failure(&request.url, TIMED_OUT),
         };
         sent = sent.saturating_add(1);
@@ -139,13 +139,17 @@ struct Get {
 }
 
 impl Get {
-    async fn send(&self) -> Result<Exchange, String> {
+    async fn send(&self) -> Result<Exchange, DialError> {
         let (tcp, route) = dial::dial(&self.url.host, self.url.port, Purpose::Request).await?;
         // Boxed, so that a probe without TLS has no room for it.
-        if self.url.tls {
-            return Box::pin(self.https(tcp, route)).await;
-        }
-        if self.h2c { Box::pin(self.http2(tcp, route)).await } else { self.http1(tcp, route).await }
+        let exchange = if self.url.tls {
+            Box::pin(self.https(tcp, route)).await
+        } else if self.h2c {
+            Box::pin(self.http2(tcp, route)).await
+        } else {
+            self.http1(tcp, route).await
+        };
+        Ok(exchange?)
     }
 
     async fn https(&self, tcp: Connection, route: Route) -> Result<Exchange, String> {

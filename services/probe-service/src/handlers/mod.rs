@@ -133,7 +133,7 @@ fn port(number: u32) -> Result<u16, Attempt> {
 async fn tcp(host: &str, port: u16, timeout: Duration) -> Attempt {
     match tokio::time::timeout(timeout, dial::dial(host, port, Purpose::Handshake)).await {
         Ok(Ok(_connected)) => Attempt::Success(String::new()),
-        Ok(Err(error)) => Attempt::Failure(error),
+        Ok(Err(error)) => error.outcome(str::to_owned),
         Err(_) => Attempt::Failure(format!("dial tcp {}: i/o timeout", dial::join_host_port(host, port))),
     }
 }

@@ -646,6 +646,68 @@ async fn a_grpc_probe_without_a_connection_times_out_as_one_without_an_answer() 
     assert_eq!(outcome, failure("timeout: health rpc did not complete within 200ms"));
 }
 
+/// Answers each call with a message of this size and a header of this size, and counts what it has sent.
+async fn serve_large_grpc(message: usize, header: usize) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut connection = h2::server::handshake(stream).await.unwrap();
+                while let Some(Ok((_, mut respond))) = connection.accept().await {
+                    let answer = ::http::Response::builder()
+                        .header("content-type", "application/grpc")
+                        .header("x", "h".repeat(header))
+                        .body(())
+                        .unwrap();
+                    // The client may have reset the stream.
+                    let Ok(mut stream) = respond.send_response(answer, false) else { continue };
+                    let mut bytes = vec![0];
+                    bytes.extend(u32::try_from(message).unwrap().to_be_bytes());
+                    bytes.resize(5 + message, 0);
+                    let _ = stream.send_data(bytes.into(), true);
+                }
+            });
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn a_grpc_probe_reads_no_large_answer() {
+    for (message, header, want) in [
+        (1 << 20, 0, "decoded message length too large: found 1048576 bytes, the limit is: 65536 bytes"),
+        (0, 4 << 20, ""),
+    ] {
+        let port = serve_large_grpc(message, header).await.into();
+        let handler = Handler::Grpc { port, service: String::new(), tls: false };
+        let outcome = attempt(&real(), handler, Duration::from_secs(5)).await;
+        let Attempt::Failure(text) = &outcome else { panic!("{outcome:?}") };
+        assert!(text.contains(want) && text.starts_with("error: health rpc probe failed"), "{text}");
+    }
+}
+
+/// The body comes byte by byte, and has no end.
+#[tokio::test]
+async fn an_answer_that_comes_byte_by_byte_takes_no_longer_than_the_timeout() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let closed = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n";
+        stream.write_all(head).await.unwrap();
+        while stream.write_all(b"x").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    let probing = attempt(&real(), Handler::Http(get(address, "/")), Duration::from_millis(300)).await;
+    assert_eq!(
+        probing,
+        Attempt::Broken(Broken { state: "failure", error: http::BODY_TIMED_OUT.into(), event: true })
+    );
+    closed.await.unwrap();
+}
+
 /// Answers by the first word of the command.
 struct FakeExec;
 

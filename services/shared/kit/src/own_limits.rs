@@ -8,6 +8,9 @@ use std::path::Path;
 use nix::sys::resource::{Resource, setrlimit};
 use prometheus_client::encoding::EncodeLabelSet;
 
+/// Open files of a service without a setting of its own: `LimitNOFILE` of the systemd units.
+const FILES_OF_A_SERVICE: u64 = 65_536;
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Setting {
     setting: &'static str,
@@ -42,6 +45,25 @@ impl OwnLimits {
             }
         }
     }
+}
+
+/// Raises the soft limit of open files to the hard limit, at most to [`FILES_OF_A_SERVICE`], as Go's runtime
+/// does for a kubelet. A shell has 1,024, which the connections of a few pods with many probes use up.
+pub(crate) fn raise_open_files() {
+    let process = Path::new("/proc/self");
+    let limits = fs::read_to_string(process.join("limits")).ok().and_then(|limits| open_files(&limits));
+    let Some((wanted, hard)) = limits.and_then(|(soft, hard)| Some((raised(soft, hard)?, hard))) else {
+        return;
+    };
+    if let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, wanted, hard) {
+        tracing::warn!(%error, wanted, "failed to raise the limit of open files of this process");
+    }
+}
+
+/// Returns the soft limit to set, or `None` if it is high enough or as high as possible.
+fn raised(soft: u64, hard: u64) -> Option<u64> {
+    let wanted = hard.min(FILES_OF_A_SERVICE);
+    (soft < wanted).then_some(wanted)
 }
 
 /// Writes the score unless it is set already, so that a service manager can set it for a process without the
@@ -95,6 +117,20 @@ mod tests {
         set_oom_score_adj(dir.path(), -500).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "-500");
         assert!(set_oom_score_adj(&dir.path().join("none"), 0).is_err());
+    }
+
+    #[test]
+    fn a_soft_limit_of_open_files_is_raised_and_never_lowered() {
+        let all = FILES_OF_A_SERVICE;
+        for (soft, hard, want) in [
+            (1024, u64::MAX, Some(all)),
+            (1024, 4096, Some(4096)),
+            (4096, 4096, None),
+            (all, u64::MAX, None),
+            (1_000_000, 1_000_000, None),
+        ] {
+            assert_eq!(raised(soft, hard), want, "{soft} {hard}");
+        }
     }
 
     #[test]

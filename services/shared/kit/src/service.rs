@@ -15,7 +15,7 @@ pub use tikv_jemallocator::Jemalloc as Allocator;
 
 use crate::args::CommonArgs;
 use crate::notify::{self, Liveness};
-use crate::{contain, error_chain, server, signals, task, timers};
+use crate::{contain, error_chain, own_limits, server, signals, task, timers};
 
 /// Cores per worker thread, and most worker threads. Services mostly wait for the runtime, the kernel and
 /// each other: a second worker thread costs wake-ups and memory, since each event wakes both.
@@ -94,6 +94,7 @@ where
     let (name, options) = (service.name, service.common.telemetry(service.node_name));
     // It reads files of certificates if traces are exported.
     let telemetry = task::blocking(move || quintlet_telemetry::init(name, &options)).await?;
+    task::blocking(own_limits::raise_open_files).await;
     on_start();
     crate::crypto::install();
     timers::align();

@@ -150,7 +150,7 @@ fn repeated() -> Vec<Hostile> {
 }
 
 /// Returns how often each of [`STREAMS`] was opened.
-fn opened() -> BTreeMap<&'static str, u64> {
+pub(super) fn opened() -> BTreeMap<&'static str, u64> {
     let metrics = quintlet_telemetry::metrics::text();
     let count = |stream: &str| {
         let series = format!("quintlet_streams_opened_total{{stream=\"{stream}\"}} ");
@@ -164,7 +164,7 @@ fn verdict(sim: &Sim, name: &str) -> Option<PodOutcome> {
     verdict::of(&sim.pod(name).0, &warnings)
 }
 
-fn ordinary(name: &str) -> Value {
+pub(super) fn ordinary(name: &str) -> Value {
     let mut pod = pods::single(name);
     pod["spec"]["containers"][0]["readinessProbe"] =
         json!({"exec": {"command": ["true"]}, "periodSeconds": 1});

@@ -26,6 +26,8 @@ use crate::unsent::{QUEUE, UnsentEvents};
 
 /// Events kept for `quintctl explain` and `quintctl watch`.
 const KEPT: usize = 1000;
+/// Events of one pod that are kept, so that a pod with many leaves those of others.
+const KEPT_OF_POD: usize = 100;
 /// Longest wait of [`record_setup_failure`].
 const SETUP_FAILURE_WAIT: Duration = Duration::from_secs(3);
 /// Attempts after an error that may be the event's fault.
@@ -279,7 +281,11 @@ impl Events {
             Some(e) => e.count.saturating_add(1),
             None => 1,
         };
-        if kept.len() >= KEPT {
+        let of_pod = kept.iter().filter(|event| event.uid == uid).count();
+        if of_pod >= KEPT_OF_POD {
+            let oldest = kept.iter().position(|event| event.uid == uid);
+            let _older = oldest.and_then(|at| kept.remove(at));
+        } else if kept.len() >= KEPT {
             kept.pop_front();
         }
         kept.push_back(RecordedEvent {
@@ -453,6 +459,29 @@ mod tests {
             assert_eq!((event.reason.as_str(), event.at_unix_ns), (reason, at));
             unsent.remove_first();
         }
+    }
+
+    #[tokio::test]
+    async fn a_pod_with_many_events_leaves_those_of_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let unsent = UnsentEvents::open(dir.path().join("events"), "boot");
+        let events = Events::new("/nowhere".into(), unsent, Clock::system(), CancellationToken::new());
+        let pod = |uid: &str| {
+            let mut pod = Pod::default();
+            pod.metadata.uid = Some(uid.to_owned());
+            pod
+        };
+        let (quiet, loud) = (pod("quiet"), pod("loud"));
+        events.pod(&quiet, EventType::Warning, "BackOff", "once", "");
+        for n in 0..3 * KEPT {
+            events.pod(&loud, EventType::Warning, "Unhealthy", &n.to_string(), "");
+        }
+        let kept = events.kept.lock();
+        let events_of = |uid: &str| kept.iter().filter(|event| event.uid == uid).collect::<Vec<_>>();
+        assert_eq!(events_of("quiet").len(), 1);
+        let of_loud = events_of("loud");
+        assert_eq!(of_loud.len(), KEPT_OF_POD);
+        assert_eq!(of_loud.last().unwrap().message, (3 * KEPT - 1).to_string());
     }
 
     #[tokio::test]

@@ -27,6 +27,10 @@ use quintlet_proto::status::v1::RecordEventRequest;
 /// Maximum number of unsent events (staging/src/k8s.io/client-go/tools/record: maxQueuedEvents).
 pub(crate) const QUEUE: usize = 1000;
 
+/// Maximum number of unsent events of one object, so that a pod whose probes fail with ever new messages
+/// leaves room for the events of others. Of one object, status-reporter writes 25 at once.
+const QUEUE_OF_OBJECT: usize = 100;
+
 const SENT: u8 = 0;
 const UNSENT: u8 = 1;
 
@@ -83,9 +87,10 @@ impl UnsentEvents {
         this
     }
 
-    /// Adds an event. Returns false if the queue is full and the event is lost.
+    /// Adds an event. Returns false if the queue or the share of its object is full, and the event is lost.
     pub(crate) fn push(&mut self, event: RecordEventRequest) -> bool {
-        if self.queue.len() >= QUEUE {
+        let of_object = self.queue.iter().filter(|unsent| is_of_same_object(&unsent.event, &event));
+        if self.queue.len() >= QUEUE || of_object.count() >= QUEUE_OF_OBJECT {
             return false;
         }
         let at = self.append(&event);
@@ -161,6 +166,10 @@ impl UnsentEvents {
             Err(e) => self.abandon(&e),
         }
     }
+}
+
+fn is_of_same_object(a: &RecordEventRequest, b: &RecordEventRequest) -> bool {
+    a.uid == b.uid && a.name == b.name && a.namespace == b.namespace && a.kind == b.kind
 }
 
 fn replaced(path: &Path, bytes: &[u8]) -> io::Result<File> {
@@ -248,6 +257,21 @@ mod tests {
         next.remove_first();
         assert_eq!(left_in(&dir), ["third", "fourth"]);
         assert_eq!(messages(&UnsentEvents::open(file(&dir), "b2")), [""; 0], "another boot");
+    }
+
+    #[test]
+    fn an_object_with_many_events_leaves_room_for_those_of_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut unsent = UnsentEvents::open(file(&dir), "b1");
+        let numbered =
+            |uid: &str, n: usize| RecordEventRequest { uid: uid.to_owned(), ..event(&n.to_string()) };
+        let added = (0..3 * QUEUE_OF_OBJECT).filter(|n| unsent.push(numbered("loud", *n))).count();
+        assert_eq!(added, QUEUE_OF_OBJECT);
+        assert!(unsent.push(numbered("quiet", 0)));
+        unsent.remove_first();
+        assert!(unsent.push(numbered("loud", 0)) && !unsent.push(numbered("loud", 1)));
+        let others = (0..QUEUE).filter(|n| unsent.push(numbered(&format!("pod-{n}"), 0))).count();
+        assert_eq!((others, unsent.len()), (QUEUE - QUEUE_OF_OBJECT - 1, QUEUE));
     }
 
     #[test]

@@ -49,16 +49,28 @@ fn mode(value: i32) -> u32 {
     u32::try_from(value).unwrap_or(0) & 0o777
 }
 
+/// Bytes of the files of one source.
+#[derive(Debug, Default)]
+struct Size(usize);
+
+impl Size {
+    /// Adds a file. Any number of items may name the same text.
+    fn add(&mut self, bytes: usize) -> Result<(), String> {
+        self.0 = self.0.saturating_add(bytes);
+        if self.0 > MAX_FILE_BYTES { Err(too_large(MAX_FILE_BYTES)) } else { Ok(()) }
+    }
+}
+
 fn select(
-    data: &BTreeMap<&str, Vec<u8>>,
+    data: &BTreeMap<&str, &[u8]>,
     how: KeySelection<'_>,
     missing: impl Fn(&str) -> String,
 ) -> Result<Payload, String> {
     let default = how
         .default_mode
         .ok_or_else(|| "no defaultMode used, not even the default value for it".to_owned())?;
-    let file = |bytes: &Vec<u8>, own: Option<i32>, user: Option<i64>| FileProjection {
-        data: bytes.clone(),
+    let file = |bytes: &[u8], own: Option<i32>, user: Option<i64>| FileProjection {
+        data: bytes.to_vec(),
         mode: mode(own.unwrap_or(default)),
         owner: how.owners.owner(user),
     };
@@ -66,15 +78,11 @@ fn select(
         return Ok(data.iter().map(|(k, v)| ((*k).to_owned(), file(v, None, None))).collect());
     };
     let mut out = Payload::new();
-    let mut size = 0_usize;
+    let mut size = Size::default();
     for item in items {
         match data.get(item.key.as_str()) {
             Some(bytes) => {
-                // The same key may be in any number of items.
-                size = size.saturating_add(bytes.len());
-                if size > MAX_FILE_BYTES {
-                    return Err(too_large(MAX_FILE_BYTES));
-                }
+                size.add(bytes.len())?;
                 out.insert(item.path.clone(), file(bytes, item.mode, item.user));
             }
             None if how.optional => {}
@@ -91,8 +99,8 @@ fn select(
 pub(crate) fn config_map(object: Option<&ConfigMap>, how: KeySelection<'_>) -> Result<Payload, String> {
     let mut data = BTreeMap::new();
     if let Some(object) = object {
-        data.extend(object.data.iter().flatten().map(|(k, v)| (k.as_str(), v.as_bytes().to_vec())));
-        data.extend(object.binary_data.iter().flatten().map(|(k, v)| (k.as_str(), v.0.clone())));
+        data.extend(object.data.iter().flatten().map(|(k, v)| (k.as_str(), v.as_bytes())));
+        data.extend(object.binary_data.iter().flatten().map(|(k, v)| (k.as_str(), v.0.as_slice())));
     }
     select(&data, how, |key| format!("configmap references non-existent config key: {key}"))
 }
@@ -106,7 +114,7 @@ pub(crate) fn secret(object: Option<&Secret>, how: KeySelection<'_>) -> Result<P
         .and_then(|o| o.data.as_ref())
         .into_iter()
         .flatten()
-        .map(|(k, v)| (k.as_str(), v.0.clone()))
+        .map(|(k, v)| (k.as_str(), v.0.as_slice()))
         .collect();
     select(&data, how, |key| format!("references non-existent secret key: {key}"))
 }
@@ -114,7 +122,7 @@ pub(crate) fn secret(object: Option<&Secret>, how: KeySelection<'_>) -> Result<P
 /// Returns the files of the downward API.
 ///
 /// # Errors
-/// All errors, in brackets if there are several.
+/// All errors, in brackets if there are several. The files are too large.
 pub(crate) fn downward_api(
     pod: &Pod,
     items: &[DownwardAPIVolumeFile],
@@ -126,6 +134,7 @@ pub(crate) fn downward_api(
         default_mode.ok_or_else(|| "no defaultMode used, not even the default value for it".to_owned())?;
     let mut out = Payload::new();
     let mut problems = Vec::new();
+    let mut size = Size::default();
     for item in items {
         let value = match (&item.field_ref, &item.resource_field_ref) {
             (Some(field), _) => metadata_field(pod, &field.field_path),
@@ -136,6 +145,7 @@ pub(crate) fn downward_api(
         };
         match value {
             Ok(text) => {
+                size.add(text.len())?;
                 let mode = mode(item.mode.unwrap_or(default));
                 let owner = owners.owner(item.user);
                 out.insert(item.path.clone(), FileProjection { data: text.into_bytes(), mode, owner });
@@ -272,6 +282,24 @@ mod tests {
         assert_eq!(got.unwrap(), [("cpu".into(), "250".into(), 0o644), ("name".into(), "web".into(), 0o600)]);
         let bad = json!([{"path": "a", "fieldRef": {"fieldPath": "x"}}, {"path": "b", "fieldRef": {"fieldPath": "y"}}]);
         assert_eq!(ask(bad).unwrap_err(), "[unsupported fieldPath: x, unsupported fieldPath: y]");
+    }
+
+    #[test]
+    fn files_of_the_downward_api_that_are_too_large_together_are_not_all_in_memory() {
+        let mut p = pod_of(json!({"containers": [{"name": "c"}]}));
+        p.metadata.annotations = Some([("large".to_owned(), "x".repeat(256 << 10))].into());
+        let files = |many: usize| {
+            let file = |n| {
+                let field = json!({"fieldPath": "metadata.annotations['large']"});
+                json!({"path": format!("f{n}"), "fieldRef": field})
+            };
+            let items: Vec<DownwardAPIVolumeFile> =
+                serde_json::from_value((0..many).map(file).collect()).unwrap();
+            let made = downward_api(&p, &items, Some(0o644), FileOwners::default(), &NodeSettings::default());
+            made.map(|files| files.len())
+        };
+        assert_eq!(files(512), Ok(512));
+        assert_eq!(files(513), Err(too_large(MAX_FILE_BYTES)));
     }
 
     #[test]

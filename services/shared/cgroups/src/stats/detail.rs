@@ -29,7 +29,7 @@ pub struct Detail {
     /// By device number, `MAJOR:MINOR`.
     pub devices: BTreeMap<String, DeviceIo>,
     /// Number of processes, without those of descendants.
-    pub processes: u64,
+    pub processes: Option<u64>,
     /// Number of threads, including those of descendants.
     pub threads: Option<u64>,
     /// Maximum number of threads; `None` means no limit.
@@ -112,13 +112,16 @@ impl CgroupStats {
     /// of its descendants.
     #[must_use]
     pub fn detail(&self) -> Detail {
-        self.detail_with(&own_processes(&self.dir("memory")))
+        self.detail_of(Some(count(&own_processes(&self.dir("memory")))))
     }
 
     /// Returns the statistics beyond [`CgroupStats::usage`], with these processes, which the caller has read.
     #[must_use]
     pub fn detail_with(&self, processes: &[u32]) -> Detail {
-        let processes = u64::try_from(processes.len()).unwrap_or(u64::MAX);
+        self.detail_of(self.count_of(processes))
+    }
+
+    fn detail_of(&self, processes: Option<u64>) -> Detail {
         if self.is_v2 { self.detail_v2(processes) } else { self.detail_v1(processes) }
     }
 
@@ -140,13 +143,21 @@ impl CgroupStats {
         processes(self.dir("memory"), |_| false)
     }
 
-    /// Returns the number of processes of the cgroup and of its descendants, of 256 cgroups at most.
+    /// Returns the number of processes of the cgroup and of its descendants, of 256 cgroups at most. Returns
+    /// `None` if threads are counted and no process is seen: v1 lists none of another PID namespace.
     #[must_use]
-    pub fn process_count(&self) -> u64 {
-        u64::try_from(self.processes().len()).unwrap_or(u64::MAX)
+    pub fn process_count(&self) -> Option<u64> {
+        self.count_of(&self.processes())
     }
 
-    fn detail_v2(&self, processes: u64) -> Detail {
+    /// Returns the number of these processes of the cgroup and of its descendants, as
+    /// [`CgroupStats::process_count`].
+    #[must_use]
+    pub fn count_of(&self, processes: &[u32]) -> Option<u64> {
+        Some(count(processes)).filter(|count| *count > 0 || self.tasks().unwrap_or_default() == 0)
+    }
+
+    fn detail_v2(&self, processes: Option<u64>) -> Detail {
         let dir = self.dir("");
         let (cpu, memory) = (counters(&dir.join("cpu.stat")), counters(&dir.join("memory.stat")));
         let events = counters(&dir.join("memory.events"));
@@ -194,7 +205,7 @@ impl CgroupStats {
         }
     }
 
-    fn detail_v1(&self, processes: u64) -> Detail {
+    fn detail_v1(&self, processes: Option<u64>) -> Detail {
         let at = |controller: &str, file: &str| self.dir(controller).join(file);
         let memory = counters(&at("memory", "memory.stat"));
         let cpu = counters(&at("cpu", "cpu.stat"));
@@ -355,7 +366,7 @@ mod tests {
                 reservation: Some(500),
             },
             devices: BTreeMap::from([("8:0".to_owned(), device)]),
-            processes: 1,
+            processes: Some(1),
             threads: Some(11),
             threads_max: None,
             shares: Some(1024),
@@ -455,12 +466,37 @@ mod tests {
         write(&container, &[("a/b/c/cgroup.procs", "2\n"), ("a/b/c/d/cgroup.procs", "3\n")]);
         let pod = CgroupStats::of_pod(dir.path(), "", QosClass::Guaranteed, "u").unwrap();
         let group = pod.container("c1").unwrap();
-        assert_eq!((group.processes(), group.process_count()), (vec![1, 2], 2));
+        assert_eq!((group.processes(), group.process_count()), (vec![1, 2], Some(2)));
         for number in 0..2 * MOST_CGROUPS {
             write(&container, &[(&format!("n{number}/cgroup.procs"), "4\n")]);
         }
         // The cgroup of the container, and those that it has created.
         assert!(group.processes().len() <= MOST_CGROUPS, "{}", group.processes().len());
-        assert_eq!((pod.any_process(), pod.detail().processes), (Some(1), 0));
+        assert_eq!((pod.any_process(), pod.detail().processes), (Some(1), Some(0)));
+    }
+
+    #[test]
+    fn processes_of_another_pid_namespace_are_counted_with_v2_and_unknown_with_v1() {
+        let count = |files: &[(&str, &str)]| {
+            let dir = tempfile::tempdir().unwrap();
+            write(dir.path(), files);
+            CgroupStats::of_pods(dir.path(), "").unwrap().process_count()
+        };
+        let v1 = |processes, threads| {
+            count(&[
+                ("memory/kubepods/cgroup.procs", processes),
+                ("pids/kubepods/pids.current", threads),
+                ("cpuacct/kubepods/cpuacct.usage", "1"),
+            ])
+        };
+        assert_eq!(v1("", "3\n"), None, "v1 lists none of them");
+        assert_eq!(v1("", "0\n"), Some(0));
+        assert_eq!(v1("7\n", "3\n"), Some(1));
+        let v2 = [
+            ("cgroup.controllers", ""),
+            ("kubepods/cgroup.procs", "0\n0\n"),
+            ("kubepods/pids.current", "3\n"),
+        ];
+        assert_eq!(count(&v2), Some(2), "v2 lists them without their PIDs");
     }
 }

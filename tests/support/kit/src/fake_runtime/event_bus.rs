@@ -1,4 +1,5 @@
 //! Distributes the runtime's events to the streams of subscribers.
+#![allow(clippy::disallowed_methods, reason = "the queues of a runtime in tests need no metrics")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
