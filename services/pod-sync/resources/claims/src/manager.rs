@@ -197,8 +197,8 @@ impl Claims {
     }
 
     /// Prepares the claims of a pod: before its sandbox, and for a pod that runs if [`Claims::has_devices`]
-    /// is false. The record is on disk before the first call and when this returns. Claims that this process has
-    /// prepared need no call.
+    /// is false. The record is on disk before the first call and when this returns. Claims that this process
+    /// has prepared need no call.
     ///
     /// Cancellation safety: the operation ends by itself, and the pod stays recorded. Without a record,
     /// nothing begins any more.
