@@ -72,6 +72,7 @@ pub struct Args {
     /// Certificates of the node.
     #[command(flatten)]
     pub certificates: CertificateArgs,
+    /// Starts without the API server.
     #[command(flatten)]
     pub offline: OfflineArgs,
     /// Address of the node, or one per family; each must be on an interface. 0.0.0.0 or :: selects the family

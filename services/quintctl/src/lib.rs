@@ -23,7 +23,7 @@ mod parse;
 mod pods;
 mod pressure;
 mod process;
-pub mod profile;
+mod profile;
 mod protos;
 mod retry;
 mod run_as;

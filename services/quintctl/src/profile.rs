@@ -25,33 +25,33 @@ const MARGIN: Duration = Duration::from_secs(30);
 
 /// Take a CPU profile of a running service, or show what its heap has.
 #[derive(Debug, Clone, clap::Args)]
-pub struct ProfileArgs {
+pub(crate) struct ProfileArgs {
     /// Service to profile
-    pub service: ServiceArg,
+    pub(crate) service: ServiceArg,
     /// Instance of probe-service, such as `probe-1`, if there are several here
     #[arg(long, value_name = "NAME")]
-    pub instance: Option<String>,
+    pub(crate) instance: Option<String>,
     /// Duration of the profile
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SECONDS)))]
-    pub seconds: u32,
+    pub(crate) seconds: u32,
     /// Samples per second of CPU time. The kernel takes as many as it has timer ticks at most
     #[arg(long, value_name = "HERTZ", default_value_t = DEFAULT_HERTZ, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_HERTZ)))]
-    pub hertz: u32,
+    pub(crate) hertz: u32,
     /// Format of the profile
     #[arg(long, value_enum, default_value_t)]
-    pub format: ProfileFormat,
+    pub(crate) format: ProfileFormat,
     /// File to write [default: standard output]
     #[arg(long, value_name = "FILE")]
-    pub file: Option<PathBuf>,
+    pub(crate) file: Option<PathBuf>,
     /// Write the allocations that are in use, as text of jemalloc for jeprof. The service needs a build with
     /// the feature heap-profile and a start with _RJEM_MALLOC_CONF=prof:true
     #[arg(long, conflicts_with_all = ["seconds", "hertz", "format"])]
-    pub heap: bool,
+    pub(crate) heap: bool,
 }
 
 /// Format of a CPU profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum ProfileFormat {
+pub(crate) enum ProfileFormat {
     /// A flame graph as SVG
     #[default]
     Flamegraph,
@@ -66,7 +66,7 @@ pub enum ProfileFormat {
 /// # Errors
 /// The service does not answer, takes another profile, or does not allow this user; there are several
 /// instances; the file cannot be written.
-pub async fn run(args: ProfileArgs, paths: &Paths) -> Result<(), Error> {
+pub(crate) async fn run(args: ProfileArgs, paths: &Paths) -> Result<(), Error> {
     let is_text = args.heap || args.format == ProfileFormat::Folded;
     if args.file.is_none() && !is_text && io::stdout().is_terminal() {
         return Err(Error::os("write the profile")(io::Error::other(

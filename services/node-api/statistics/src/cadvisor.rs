@@ -148,9 +148,8 @@ fn counted(pod: &Pod, group: Option<CgroupStats>, proc: &Path) -> Counted {
         sockets: sockets.collect(),
         network: network_devices(pod, group.as_ref(), groups, proc),
         limits: limits.collect(),
-        sandbox: of_sandbox.map(|group| {
-            (sandbox.to_owned(), group.id(), group.detail_with(&group.processes()))
-        }),
+        sandbox: of_sandbox
+            .map(|group| (sandbox.to_owned(), group.id(), group.detail_with(&group.processes()))),
         own: group.map(|group| (group.id(), group.detail())),
         containers: details.collect(),
     }

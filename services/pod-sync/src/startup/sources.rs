@@ -98,7 +98,7 @@ impl SourceTasks<'_> {
             kinds.push(SourceKind::Api);
             if let Some(offline) = self.api.offline.clone() {
                 let start = start_offline(offline, Arc::clone(&self.api.cluster), tx.clone());
-                // Cancellation drops a message that nobody would read.
+                // Cancellation drops a message without a reader.
                 self.tasks.spawn("offline-start", stop.clone().run_until_cancelled_owned(start).map(drop));
             }
             let run = pod_sync_sources::api::run(client, node.clone(), tx, stop.clone());

@@ -117,7 +117,7 @@ async fn change_log_filters(node: &Node) {
 
 /// A service under load shows where it uses the CPU, to one operator at a time.
 async fn take_profiles(node: &Node) {
-    let socket = node.paths.podsync();
+    let socket = node.paths().podsync();
     let load = tokio::spawn(async move {
         let mut client = DebugClient::new(quintlet_kit::socket::channel(socket));
         loop {

@@ -267,6 +267,10 @@ fn stalls(pressure: &str) -> Option<Stalls> {
     Some(Stalls { waiting_us: total("some")?, stalled_us: total("full") })
 }
 
+fn count(pids: &[u32]) -> u64 {
+    u64::try_from(pids.len()).unwrap_or(u64::MAX)
+}
+
 fn own_processes(dir: &Path) -> Vec<u32> {
     text(&dir.join("cgroup.procs")).lines().filter_map(|line| line.trim().parse().ok()).collect()
 }

@@ -144,6 +144,7 @@ impl Drop for Driver {
 impl Driver {
     async fn start(run: &Path, port: u16, args: ProbeArgs) -> anyhow::Result<Self> {
         let mut client = client(run).await?;
+        #[expect(clippy::disallowed_methods, reason = "a benchmark sends what it was told to")]
         let (requests, stream) = tokio::sync::mpsc::unbounded_channel();
         let send = |request| {
             let request = wire::DriveRequest { request: Some(request), trace: None };
