@@ -99,8 +99,8 @@ impl Symbols {
         let address = offset.wrapping_sub(*start).wrapping_add(*address);
         let after = self.functions.partition_point(|(begin, ..)| *begin <= address);
         let (begin, size, name) = self.functions.get(after.checked_sub(1)?)?;
-        // Functions in assembly have no size.
-        (*size == 0 || address < begin.wrapping_add(*size)).then_some(name)
+        // A label in assembly without a size names nothing: what follows it may be a function without a symbol.
+        (address < begin.wrapping_add(*size)).then_some(name)
     }
 }
 
@@ -134,7 +134,7 @@ mod tests {
             functions: vec![
                 function(0x40_0010, 8, "a"),
                 function(0x50_0110, 0x10, "b"),
-                function(0x50_0140, 0, "assembly"),
+                function(0x50_0140, 0, "label"),
             ],
         };
         for (offset, want) in [
@@ -144,7 +144,8 @@ mod tests {
             (0x18, None),
             (0x110, Some("b")),
             (0x120, None),
-            (0x150, Some("assembly")),
+            (0x140, None),
+            (0x150, None),
             (0x200, None),
         ] {
             assert_eq!(symbols.at(offset), want, "{offset:#x}");

@@ -131,7 +131,8 @@ async fn take_profiles(node: &Node) {
     let samples = |line: &str| line.rsplit_once(' ').unwrap().1.parse::<u32>().unwrap();
     assert!(folded.lines().map(samples).sum::<u32>() >= 10, "{folded}");
     // The whole stack: from the main function to the code that makes the answer.
-    let is_whole = |line: &&str| line.contains("pod_sync::main") && line.contains("prometheus_client::");
+    let is_whole =
+        |line: &&str| line.contains("pod_sync::process::main") && line.contains("prometheus_client::");
     assert!(folded.lines().filter(is_whole).map(samples).sum::<u32>() >= 5, "{folded}");
 
     let scratch = node.scratch();

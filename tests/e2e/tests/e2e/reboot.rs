@@ -276,8 +276,15 @@ async fn after_a_reboot_without_the_api_server_a_pod_starts_from_the_encrypted_c
     let after = Seen::from_api(api.wait_for("pods", "default", "web", LONG, again).await);
     assert_eq!(after.uid(), before.uid());
     assert_eq!(node.empty_dir_file(before.uid(), "disk", "lines").lines().count(), 6, "started twice in all");
-    let reported = api.list("events").iter().any(|event| event["reason"] == "StartedFromOfflineCache");
-    assert!(reported);
+    until("the event of the start", LONG, async || {
+        let events = api.list("events");
+        if events.iter().any(|event| event["reason"] == "StartedFromOfflineCache") {
+            Ok(())
+        } else {
+            Err(events)
+        }
+    })
+    .await;
     node.assert_no_duplicates().await;
     node.down().await;
 }

@@ -200,8 +200,10 @@ async fn ephemeral_containers_that_are_added_without_a_pause_delay_no_ordinary_p
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_that_are_replaced_and_probes_that_alternate_without_a_pause_delay_no_ordinary_pod() {
     const FLAPPING: usize = 10;
-    let sim = Sim::start(Options { api_history: Some(500), ..Options::default() }).await;
+    let mut sim = Sim::prepare(Options { api_history: Some(500), ..Options::default() }).await;
+    sim.set_pod_sync_args(&["--sub-second-exec-probe-rate=200"]);
     sim.disturb();
+    sim.start_all();
     let attempts = Arc::new(AtomicU64::new(0));
     let counter = Arc::clone(&attempts);
     sim.runtime.on_exec(move |_, command| {

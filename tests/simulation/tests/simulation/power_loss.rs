@@ -320,9 +320,6 @@ async fn services_start_whatever_is_left_of_their_files_and_log_each_unusable_st
         if loss == Loss::Dropped {
             // A missing state is no fault.
             wanted.clear();
-        } else if number > 0 {
-            // Claims are recorded again before the next container of their pod starts, and none has started.
-            wanted.remove("dra_manager_state");
         }
         assert_eq!(found, wanted, "{loss:?}");
         let lines = scene.sim.log().len();

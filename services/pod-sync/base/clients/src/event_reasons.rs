@@ -38,7 +38,7 @@ const REASONS: [(&str, &str); 98] = [
     ("DeadlineExceeded", "pod-sync/base/decisions/src/status.rs"),
     ("DNSConfigForming", "pod-sync/base/cri-config/src/dns.rs"),
     ("MissingClusterDNS", "pod-sync/base/cri-config/src/dns.rs"),
-    ("FailedToRetrieveImagePullSecret", "pod-sync/worker/src/worker/prepare.rs"),
+    ("FailedToRetrieveImagePullSecret", "pod-sync/worker/src/worker/setup.rs"),
     ("HostIPsIPFamilyMismatch", ""),
     ("Denied", "pod-sync/cluster/certificates/src/pod_certificates/decide.rs"),
     ("CertificateOverdueForRefresh", "pod-sync/cluster/certificates/src/pod_certificates/decide.rs"),

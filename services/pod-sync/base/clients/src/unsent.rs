@@ -314,8 +314,8 @@ mod tests {
         }
         assert!(size() < 2 * LARGE, "never without unsent events: {}", size());
         assert_eq!(left_in(&dir), [long.as_str()]);
-        for _ in 1..QUEUE {
-            assert!(unsent.push(event(&long)));
+        for n in 1..QUEUE {
+            assert!(unsent.push(RecordEventRequest { uid: n.to_string(), ..event(&long) }));
         }
         assert!(!unsent.push(event("too many")));
         assert_eq!(left_in(&dir).len(), QUEUE);

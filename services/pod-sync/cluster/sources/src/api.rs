@@ -300,7 +300,11 @@ impl ClusterView {
         };
         while let Some(event) = next(&mut stream, "services", &stop).await {
             match event {
-                watcher::Event::Init => fresh.clear(),
+                // The list begins, and nothing is known of it yet.
+                watcher::Event::Init => {
+                    fresh.clear();
+                    continue;
+                }
                 watcher::Event::InitApply(s) => {
                     fresh.insert(key(&s), Arc::new(s));
                     continue;

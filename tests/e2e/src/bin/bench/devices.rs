@@ -137,7 +137,8 @@ async fn start(api: &TestApi, has: Has, name: &str) -> anyhow::Result<f64> {
         api.edit("resourceclaims/status", "default", name, reserve).map_err(refused)?;
     }
     let began = Instant::now();
-    api.edit("pods", "default", name, |pod| pod["spec"]["nodeName"] = json!(NODE)).map_err(refused)?;
+    api.edit("pods/binding", "default", name, |pod| pod["spec"]["nodeName"] = json!(NODE))
+        .map_err(refused)?;
     let is_ready = |pod: &Value| Seen::from_api(pod.clone()).is_ready();
     api.wait_for("pods", "default", name, LIMIT, is_ready).await;
     let took = began.elapsed().as_secs_f64() * 1000.0;

@@ -94,7 +94,7 @@ fn a_pod_without_a_record_is_adopted_with_the_drivers_of_its_claims() {
     let mut inventory = ClaimInventory::default();
     let claims = [claim("a", "1", "x y"), claim("b", "2", "x")];
     assert_eq!(inventory.adopt("p", &claims), OperationStart::Begun(Batches::new()));
-    assert_eq!(start(Ok(inventory.begin_unprepare("p"))), "x:a x:b y:a");
+    assert_eq!(start(Ok(inventory.begin_unprepare("p"))), "x:a,b y:a");
     // Not during an operation: its end may remove the claim.
     assert_eq!(inventory.adopt("q", &claims), OperationStart::Busy(key("a")));
     assert!(!inventory.holds_any("q"));
