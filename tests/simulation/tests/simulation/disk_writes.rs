@@ -11,7 +11,7 @@ use serde_json::json;
 
 const DAY: Duration = Duration::from_hours(24);
 /// Time at rest of the gate; a long run has a day.
-const REST: Duration = Duration::from_mins(30);
+const REST: Duration = Duration::from_mins(12);
 const PODS: usize = 10;
 /// Size of a block of the disk: what a write of one byte costs. The directory is written, too.
 const BLOCK: u64 = 4096;

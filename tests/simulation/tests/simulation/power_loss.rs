@@ -342,10 +342,6 @@ async fn services_start_whatever_is_left_of_their_files_and_log_each_unusable_st
     scene.sim.finish().await;
 }
 
-/// Writes of the offline cache before which, and after which, the power is lost: the one that follows the
-/// start of a pod, and one more, which few starts have.
-const OFFLINE_WRITES: usize = 2;
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_loss_of_power_at_any_write_the_offline_cache_has_each_pod_whole_or_not_at_all() {
     let mut sim = Sim::prepare(Options { cuts: true, ..Options::default() }).await;
@@ -367,7 +363,9 @@ async fn after_a_loss_of_power_at_any_write_the_offline_cache_has_each_pod_whole
         sim.runtime.newest(uid, &format!("c-{name}")).is_some_and(|container| container.running())
     };
     let (mut cut, mut started) = (0, 0);
-    for number in 1..=OFFLINE_WRITES {
+    // The write that follows the start of a pod, and in a long run one more, which few starts have.
+    let writes = if budget::is_long_run() { 2 } else { 1 };
+    for number in 1..=writes {
         for when in [When::Before, When::After] {
             for loss in [Loss::Dropped, Loss::Emptied, Loss::Torn, Loss::Reordered] {
                 let what = format!("{when:?} write {number}, {loss:?}");

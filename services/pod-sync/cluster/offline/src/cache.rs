@@ -143,7 +143,8 @@ impl OfflineCache {
     /// next start depends on it.
     pub async fn container_runs(&self, uid: &PodUid) {
         let is_due = self.kept.lock().runs(uid);
-        if is_due {
+        // The mark of a start precedes its first container.
+        if is_due || self.marks.lock().is_due() {
             self.write().await;
         }
     }

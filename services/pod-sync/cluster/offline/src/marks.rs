@@ -76,6 +76,11 @@ impl Marks {
         self.starts.values().filter(|start| start.confirmed.is_none()).count()
     }
 
+    /// Returns whether the file has to be written.
+    pub(crate) fn is_due(&self) -> bool {
+        self.is_due
+    }
+
     /// Takes the content of the file, if it is due.
     pub(crate) fn take_due(&mut self) -> Option<(PathBuf, Vec<u8>)> {
         if !std::mem::take(&mut self.is_due) {
