@@ -99,7 +99,7 @@ impl Symbols {
         let address = offset.wrapping_sub(*start).wrapping_add(*address);
         let after = self.functions.partition_point(|(begin, ..)| *begin <= address);
         let (begin, size, name) = self.functions.get(after.checked_sub(1)?)?;
-        // A label in assembly without a size names nothing: what follows it may be a function without a symbol.
+        // A label in assembly without a size names nothing: another function without a symbol may follow.
         (address < begin.wrapping_add(*size)).then_some(name)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::process::{Output, Stdio};
 
+use parking_lot::Mutex;
 use quintlet_e2e::wait::{LONG, until};
 use quintlet_e2e::{Node, Options, Terminal, pods};
 use quintlet_proto::debug::v1::MetricsRequest;
@@ -147,19 +148,32 @@ async fn take_profiles(node: &Node) {
     assert_eq!(std::fs::read(&pprof).unwrap()[..2], [0x1f, 0x8b]);
     load.abort();
 
-    let mut first =
-        node.quintctl(&["profile", "pod-sync", "--seconds=60"]).stdout(Stdio::piped()).spawn().unwrap();
-    let second = async |wanted: &str| {
-        until(wanted, LONG, async || {
-            let output = run(node, &["profile", "pod-sync", "--seconds=1", "--format=folded"], b"").await;
-            let shown = format!("{:?} {}", output.status.code(), text(&output.stderr));
-            if shown.contains(wanted) { Ok(()) } else { Err(shown) }
-        })
-        .await;
+    let start =
+        || node.quintctl(&["profile", "pod-sync", "--seconds=60"]).stdout(Stdio::piped()).spawn().unwrap();
+    let profile = async || {
+        let output = run(node, &["profile", "pod-sync", "--seconds=1", "--format=folded"], b"").await;
+        format!("{:?} {}", output.status.code(), text(&output.stderr))
     };
-    second("Some(1) quintctl: pod-sync: another profile of this process is being taken").await;
-    first.kill().await.unwrap();
-    second("Some(0)").await;
+    let first = Mutex::new(start());
+    until("a refusal", LONG, async || {
+        {
+            let mut first = first.lock();
+            // The shorter one may have been first, and the longer one refused.
+            if first.try_wait().unwrap().is_some() {
+                *first = start();
+            }
+        }
+        let shown = profile().await;
+        let refused = "Some(1) quintctl: pod-sync: another profile of this process is being taken";
+        if shown.starts_with(refused) { Ok(()) } else { Err(shown) }
+    })
+    .await;
+    first.into_inner().kill().await.unwrap();
+    until("another profile", LONG, async || {
+        let shown = profile().await;
+        if shown.starts_with("Some(0)") { Ok(()) } else { Err(shown) }
+    })
+    .await;
     for (line, code, want) in [
         (&["profile", "pod-sync", "--seconds=61"][..], 64, "61 is not in 1..=60"),
         (&["profile", "pod-sync", "--heap"], 1, "this build has no heap profile"),

@@ -166,7 +166,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Returns a source of service account tokens. At most [`TOKEN_REQUESTS`] requests are in flight.
+    /// Returns a source of service account tokens. At most `TOKEN_REQUESTS` requests are in flight.
     #[must_use]
     pub fn new(client: kube::Client) -> Self {
         Self { client, slots: Semaphore::new(TOKEN_REQUESTS) }
