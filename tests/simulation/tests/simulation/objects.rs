@@ -196,36 +196,6 @@ async fn a_new_pod_sync_reads_what_changed_while_none_ran_and_while_the_api_serv
     sim.finish().await;
 }
 
-/// The first list of Services has only begun then, which is not an empty list.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_that_would_start_before_the_services_are_listed_waits_for_them() {
-    let mut sim = Sim::prepare(Options::default()).await;
-    sim.set_pod_sync_args(&[NO_SYNC]);
-    let service =
-        json!({"metadata": {"name": "db"}, "spec": {"clusterIP": "10.9.8.7", "ports": [{"port": 5432}]}});
-    sim.api.create("services", "default", service).unwrap();
-    sim.start_all();
-    let mut pod = pods::single("web");
-    pod["spec"]["enableServiceLinks"] = json!(true);
-    let uid = sim.create(pod);
-    sim.wait_ready("web").await;
-    sim.kill(Service::PodSync).await;
-    sim.api.faults().set_down(true);
-    let first = sim.runtime.newest(&uid, "c-web").unwrap();
-    assert!(sim.runtime.exit(first.id(), 1));
-    sim.up(Service::PodSync);
-    tokio::time::sleep(Duration::from_mins(1)).await;
-    sim.api.faults().set_down(false);
-    sim.wait_pod("web", "Ready again", |pod| pod.is_ready() && pod.restarts() == 1).await;
-    let second = sim.runtime.newest(&uid, "c-web").unwrap();
-    assert_ne!(second.id(), first.id());
-    for container in [first, second] {
-        let names: Vec<&str> = container.config.envs.iter().map(|env| env.key.as_str()).collect();
-        assert!(names.contains(&"DB_SERVICE_HOST"), "{names:?}");
-    }
-    sim.finish().await;
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn objects_are_read_at_each_sync_by_get_and_after_their_time_to_live_by_cache() {
     for strategy in ["Get", "Cache"] {

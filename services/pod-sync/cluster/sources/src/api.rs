@@ -300,11 +300,7 @@ impl ClusterView {
         };
         while let Some(event) = next(&mut stream, "services", &stop).await {
             match event {
-                // The list begins, and nothing is known of it yet.
-                watcher::Event::Init => {
-                    fresh.clear();
-                    continue;
-                }
+                watcher::Event::Init => fresh.clear(),
                 watcher::Event::InitApply(s) => {
                     fresh.insert(key(&s), Arc::new(s));
                     continue;
