@@ -17,45 +17,45 @@ use crate::policy::{Lane, Socket};
 
 /// Labels by method. Unknown methods share one label, since callers choose their names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct MethodLabel {
+struct MethodLabel {
     method: &'static str,
 }
 
-/// Labels of `quintlet_cri_calls`.
+/// A method, and how its call ended ([`Outcome::name`]).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct OutcomeLabel {
+struct OutcomeLabel {
     method: &'static str,
     outcome: &'static str,
 }
 
 /// The kubelet's name of a method.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct OperationLabel {
+struct OperationLabel {
     operation_type: &'static str,
 }
 
-/// Labels of `quintlet_cri_denied`.
+/// A method, and the socket that does not allow it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct SocketLabel {
+struct SocketLabel {
     method: &'static str,
     socket: &'static str,
 }
 
 /// Label of the metrics of lanes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct LaneLabel {
+struct LaneLabel {
     lane: &'static str,
 }
 
-/// Label of `quintlet_cri_fenced`.
+/// The reason for which the fence refused a mutation.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct ReasonLabel {
+struct ReasonLabel {
     reason: &'static str,
 }
 
-/// Label of `quintlet_cri_hints`.
+/// The kind of change that the runtime reported, such as an exit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct HintLabel {
+struct HintLabel {
     kind: &'static str,
 }
 

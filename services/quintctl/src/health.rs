@@ -7,7 +7,7 @@ use quintlet_cri_api::v1::VersionRequest;
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::notify::Liveness;
 use quintlet_kit::paths::Paths;
-use quintlet_kit::server::{HTTPS_LOOP, NODE, RELIST_LOOP, SYNC_LOOP};
+use quintlet_kit::server::{HTTPS_LOOP, NODE, OFFLINE_CACHE, RELIST_LOOP, SYNC_LOOP};
 use quintlet_proto::debug::v1::BuildRequest;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
 use quintlet_proto::pleg::v1::pleg_client::PlegClient;
@@ -29,10 +29,6 @@ use quintctl_text::{clean, or_nothing, table};
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(2);
 
 const CRI_PROXY: &str = "cri-proxy";
-
-/// Health name of pod-sync's offline cache: NOT_SERVING while pods run that were started from it and that the
-/// API server has not confirmed. Unknown without the cache.
-const OFFLINE: &str = "offline";
 
 /// The health of one service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -211,7 +207,7 @@ async fn row(peer: &Peer, paths: &Paths) -> Row {
     } else if *peer == Peer::status_reporter(paths) {
         check(peer, NODE).await.map(node_health)
     } else if *peer == Peer::pod_sync(paths) {
-        check(peer, OFFLINE).await.map(offline_health)
+        check(peer, OFFLINE_CACHE).await.map(offline_health)
     } else {
         Ok((true, String::new()))
     };

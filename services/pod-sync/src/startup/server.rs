@@ -10,7 +10,7 @@ use pod_sync_views::PodView;
 use pod_sync_volume_usage::Measured;
 use pod_sync_worker::context::{Reporting, WorkerContext, WorkerControl};
 use quintlet_kit::paths::Paths;
-use quintlet_kit::server::{HealthHandle, SYNC_LOOP, Server};
+use quintlet_kit::server::{HealthHandle, OFFLINE_CACHE, SYNC_LOOP, Server};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_kit::task::spawn;
 use quintlet_model::ids::PodUid;
@@ -65,17 +65,14 @@ impl PodSource for Pods {
     }
 }
 
-/// Health name of the offline cache, which `quintctl health` asks for.
-const OFFLINE: &str = "offline";
-
 /// Reports whether pods run that the API server has not confirmed.
 async fn report_offline(mut unconfirmed: watch::Receiver<usize>, health: HealthHandle) {
     loop {
         let pods = *unconfirmed.borrow_and_update();
         if pods == 0 {
-            health.set_serving(OFFLINE).await;
+            health.set_serving(OFFLINE_CACHE).await;
         } else {
-            health.set_not_serving(OFFLINE).await;
+            health.set_not_serving(OFFLINE_CACHE).await;
         }
         // The sender lives as long as this process.
         if unconfirmed.changed().await.is_err() {

@@ -38,6 +38,10 @@ pub const MAX_STREAMS: u32 = 4096;
 /// Health name of pod-sync's sync loop: SERVING while the loop makes progress.
 pub const SYNC_LOOP: &str = "syncloop";
 
+/// Health name of pod-sync's offline cache: NOT_SERVING while pods run that were started from it and that the
+/// API server has not confirmed. Unknown without the cache.
+pub const OFFLINE_CACHE: &str = "offline";
+
 /// Health name of pleg-service's relist loop: SERVING while the loop makes progress, even if the lists fail.
 pub const RELIST_LOOP: &str = "relist";
 

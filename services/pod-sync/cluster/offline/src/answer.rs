@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{
-    ConfigMap, PersistentVolume, PersistentVolumeClaim, Secret, Service, ServicePort, ServiceSpec,
-};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim, Secret};
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pod_sync_layout::{Token, TokenKey};
@@ -19,8 +17,6 @@ pub enum AnswerKey {
     ConfigMap(String, String),
     /// A Secret, by namespace and name.
     Secret(String, String),
-    /// The Services of a namespace.
-    Services(String),
     /// The handler of a RuntimeClass, by its name.
     RuntimeClass(String),
     /// The annotations of a service account, by namespace and name.
@@ -143,49 +139,6 @@ macro_rules! unversioned {
 
 unversioned!(String, BTreeMap<String, String>);
 
-/// Services with what environment variables are made from.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Services(pub(crate) Vec<Arc<Service>>);
-
-impl Answer for Services {
-    fn version(&self) -> String {
-        String::new()
-    }
-
-    fn encode(&self) -> serde_json::Result<String> {
-        let trimmed = |service: &Arc<Service>| Service {
-            metadata: ObjectMeta {
-                name: service.metadata.name.clone(),
-                namespace: service.metadata.namespace.clone(),
-                creation_timestamp: service.metadata.creation_timestamp.clone(),
-                ..ObjectMeta::default()
-            },
-            spec: service.spec.as_ref().map(|spec| ServiceSpec {
-                cluster_ip: spec.cluster_ip.clone(),
-                type_: spec.type_.clone(),
-                ports: spec.ports.as_ref().map(|ports| ports.iter().map(trimmed_port).collect()),
-                ..ServiceSpec::default()
-            }),
-            status: None,
-        };
-        serde_json::to_string(&self.0.iter().map(trimmed).collect::<Vec<_>>())
-    }
-
-    fn decode(json: &str) -> serde_json::Result<Self> {
-        let services: Vec<Service> = serde_json::from_str(json)?;
-        Ok(Self(services.into_iter().map(Arc::new).collect()))
-    }
-}
-
-fn trimmed_port(port: &ServicePort) -> ServicePort {
-    ServicePort {
-        name: port.name.clone(),
-        port: port.port,
-        protocol: port.protocol.clone(),
-        ..ServicePort::default()
-    }
-}
-
 /// The form of a token.
 #[derive(Serialize, Deserialize)]
 struct TokenForm {
@@ -220,21 +173,6 @@ mod tests {
 
     #[test]
     fn an_answer_is_the_same_after_it_was_kept() {
-        let service: Service = serde_json::from_value(json!({
-            "metadata": {"name": "web", "namespace": "a", "labels": {"l": "1"}},
-            "spec": {"clusterIP": "10.0.0.1", "type": "ClusterIP", "selector": {"app": "web"},
-                "ports": [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080}]},
-        }))
-        .unwrap();
-        let kept = Services::decode(&Services(vec![Arc::new(service)]).encode().unwrap()).unwrap();
-        let want = json!([{
-            "metadata": {"name": "web", "namespace": "a"},
-            "spec": {"clusterIP": "10.0.0.1", "type": "ClusterIP",
-                "ports": [{"name": "http", "port": 80, "protocol": "TCP"}]},
-        }]);
-        let shown: Vec<&Service> = kept.0.iter().map(AsRef::as_ref).collect();
-        assert_eq!(serde_json::to_value(shown).unwrap()[0]["spec"], want[0]["spec"]);
-
         let token = Token { token: "t".to_owned(), expires: Timestamp::UNIX_EPOCH, expiration_seconds: 3607 };
         assert_eq!(Token::decode(&token.encode().unwrap()).unwrap(), token);
 

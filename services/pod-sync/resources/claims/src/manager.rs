@@ -8,51 +8,38 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceStatus};
-use k8s_openapi::api::resource::v1::ResourceClaim;
 use parking_lot::Mutex;
 use pod_sync_clients::WorkerWakeups;
 use pod_sync_records::{StateFile, StateOrigin, StateWriter};
 use quintlet_kit::clock::Clock;
-use quintlet_kit::{clock, failpoint, task};
+use quintlet_kit::task;
 use quintlet_model::ids::PodUid;
 use tokio::sync::{Notify, watch};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-use crate::checkpoint::{CHECKPOINT, decode, encode};
-use crate::claim::{AllocatedClaim, ClaimKey};
-use crate::driver::{CALL_LIMIT, DriverPlugin};
-use crate::error::{ClaimError, DriverMethod, FetchError};
-use crate::health::{DeviceName, HealthState, PluginHealth, resource_health};
-use crate::inventory::{Batches, ClaimCall, ClaimInventory, OperationStart, PreparedDevice};
+use crate::checkpoint::{CHECKPOINT, decode};
+use crate::claim::ClaimKey;
+use crate::driver::DriverPlugin;
+use crate::error::{ClaimError, FetchError};
+use crate::health::{DeviceName, PluginHealth, resource_health};
+use crate::inventory::ClaimInventory;
 use crate::metrics::ClaimMetrics;
 use crate::monitor;
-use crate::operation::{DriverResults, evaluate, failed};
-use crate::plugins::{HealthVersion, PluginList, PluginNumber, PluginServices, WIPE_DELAY};
-use crate::requests::{NeededClaim, allocated_claim, container_requests, has_claims, needed_claims};
+use crate::plugins::{HealthVersion, PluginList, PluginServices, WIPE_DELAY};
+use crate::preparation::{claim_keys, users};
+use crate::requests::{allocated_claim, container_requests, has_claims, needed_claims};
+use crate::shared::{ClaimSource, ManagerState, Shared};
 use crate::status::resource_statuses;
 
 /// Largest number of registered plugins. Each has two tasks and up to three connections.
 const MOST_PLUGINS: usize = 256;
-/// Longest wait until no other operation on a claim is in progress: two calls.
-const BUSY_LIMIT: Duration = CALL_LIMIT.saturating_mul(2);
 /// Shortest time between two reconciliations (`defaultReconcilePeriod`).
 const RECONCILE_PERIOD: Duration = Duration::from_secs(60);
 /// Wait before the stream of the health of devices is opened again.
 const HEALTH_RETRY: Duration = Duration::from_secs(5);
 /// Interval between two checks for devices whose health has timed out, if none is known.
 const HEALTH_CHECK: Duration = Duration::from_secs(3600);
-
-/// Reads claims.
-#[async_trait]
-pub trait ClaimSource: Send + Sync + fmt::Debug {
-    /// Returns the current claim.
-    ///
-    /// # Errors
-    /// There is no such claim, or it cannot be read.
-    async fn get(&self, namespace: &str, name: &str) -> Result<ResourceClaim, FetchError>;
-}
 
 /// Reads and removes the ResourceSlices of this node.
 #[async_trait]
@@ -100,66 +87,6 @@ pub struct DriverView {
 #[derive(Debug, Clone)]
 pub struct Claims {
     pub(crate) shared: Arc<Shared>,
-}
-
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) clock: Clock,
-    wakeups: Arc<WorkerWakeups>,
-    source: Arc<dyn ClaimSource>,
-    pub(crate) stop: CancellationToken,
-    pub(crate) state: Mutex<ManagerState>,
-    file: StateWriter<StateFile>,
-    // The checkpoint was missing or unusable: pods may run without a record. The copy may be older than what
-    // another agent has recorded.
-    lacks_pods: bool,
-    // A claim is no longer busy.
-    idle: Notify,
-    // An operation on a claim has begun or ended.
-    operations: watch::Sender<()>,
-    // A plugin has come, gone, connected or disconnected.
-    pub(crate) changed: Notify,
-    metrics: ClaimMetrics,
-}
-
-#[derive(Debug)]
-pub(crate) struct ManagerState {
-    inventory: ClaimInventory,
-    // The file does not have the inventory.
-    is_unwritten: bool,
-    pub(crate) plugins: PluginList,
-    registered: BTreeMap<PluginNumber, Arc<DriverPlugin>>,
-    health: BTreeMap<PluginNumber, PluginHealth>,
-    // The last error of each driver that has registered.
-    errors: BTreeMap<String, String>,
-    // CLOCK_BOOTTIME before which no reconciliation begins.
-    next_reconciliation: Duration,
-}
-
-impl ManagerState {
-    fn plugin(&self, driver: &str) -> Result<Arc<DriverPlugin>, ClaimError> {
-        if driver.is_empty() {
-            return Err(ClaimError::NoDriverName);
-        }
-        let number = self.plugins.pick(driver);
-        let plugin = number.and_then(|number| self.registered.get(&number));
-        plugin.map(Arc::clone).ok_or_else(|| ClaimError::NotRegistered(driver.to_owned()))
-    }
-
-    /// Returns the health of a device: that which the plugin reports that is called, or else the latest one
-    /// that reports.
-    fn health(&self, driver: &str, device: &PreparedDevice, now: Duration) -> (HealthState, Option<String>) {
-        let picked = self.plugins.pick(driver).and_then(|number| self.health.get(&number));
-        let others = self.registered.values().rev().filter(|plugin| plugin.driver == driver);
-        let mut others = others.filter_map(|plugin| self.health.get(&plugin.number));
-        match picked.or_else(|| others.next()) {
-            Some(health) => {
-                let (state, message) = health.of(&device.pool, &device.device, now);
-                (state, message.map(str::to_owned))
-            }
-            None => (HealthState::Unknown, None),
-        }
-    }
 }
 
 impl Claims {
@@ -473,235 +400,7 @@ impl Claims {
     }
 }
 
-/// A pod that may run without a record.
-#[derive(Debug)]
-struct ClaimUser {
-    uid: String,
-    keys: Vec<ClaimKey>,
-}
-
-/// Returns the users of claims among pods.
-fn users(pods: &[Arc<Pod>]) -> Vec<ClaimUser> {
-    let user = |pod: &Arc<Pod>| {
-        let keys = claim_keys(pod).ok().filter(|keys| !keys.is_empty())?;
-        Some(ClaimUser { uid: pod.metadata.uid.clone()?, keys })
-    };
-    pods.iter().filter_map(user).collect()
-}
-
-/// Returns the claims that a pod needs.
-fn claim_keys(pod: &Pod) -> Result<Vec<ClaimKey>, ClaimError> {
-    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
-    let key = |claim: NeededClaim| ClaimKey { namespace: namespace.clone(), name: claim.name };
-    Ok(needed_claims(pod)?.into_iter().map(key).collect())
-}
-
 impl Shared {
-    async fn measured<T>(
-        &self,
-        operation: &'static str,
-        work: impl Future<Output = Result<T, ClaimError>>,
-    ) -> Result<T, ClaimError> {
-        let began = self.clock.boot();
-        let result = work.await;
-        self.metrics.operated(operation, result.is_err(), self.clock.boot().saturating_sub(began));
-        result
-    }
-
-    async fn prepare(
-        self: &Arc<Self>,
-        uid: &PodUid,
-        pod: &Pod,
-        gone: &CancellationToken,
-    ) -> Result<(), ClaimError> {
-        let claims = self.allocated_claims(pod).await?;
-        let batches = self
-            .begin(|state| {
-                // Without its record the pod has no claims to unprepare, so that it may have ended.
-                if gone.is_cancelled() {
-                    return Err(ClaimError::Ending);
-                }
-                for driver in claims.iter().flat_map(AllocatedClaim::drivers) {
-                    state.plugin(driver)?;
-                }
-                state.inventory.begin_prepare(uid.as_str(), &claims)
-            })
-            .await?;
-        failpoint::work!("claims recorded");
-        if let Err(error) = self.persist().await {
-            self.finish(|inventory| inventory.finish_prepare(&claims, false));
-            return Err(error);
-        }
-        let results = self.call_all(DriverMethod::Prepare, batches).await;
-        failpoint::work!("claims prepared");
-        let error = results.iter().find_map(|(_, results)| results.error.clone());
-        self.finish(|inventory| {
-            for (driver, results) in results {
-                for (key, devices) in results.done {
-                    inventory.set_devices(&key, &driver, devices);
-                }
-            }
-            inventory.finish_prepare(&claims, error.is_none());
-        });
-        self.persist().await?;
-        error.map_or(Ok(()), Err)
-    }
-
-    /// Reads the claims of a pod, and checks that the pod may use them.
-    async fn allocated_claims(&self, pod: &Pod) -> Result<Vec<AllocatedClaim>, ClaimError> {
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-        let mut claims = Vec::new();
-        for needed in needed_claims(pod)? {
-            let claim = self.source.get(namespace, &needed.name).await;
-            let claim = claim.map_err(|error| ClaimError::Fetch {
-                name: needed.name.clone(),
-                reason: error.to_string(),
-            })?;
-            claims.push(allocated_claim(pod, &needed, &claim)?);
-        }
-        Ok(claims)
-    }
-
-    async fn unprepare(self: &Arc<Self>, pod: &str, users: &[ClaimUser]) -> Result<(), ClaimError> {
-        let batches = self
-            .begin(|state| {
-                for user in users.iter().filter(|user| user.uid != pod) {
-                    state.inventory.share(&user.uid, &user.keys);
-                }
-                Ok(state.inventory.begin_unprepare(pod))
-            })
-            .await?;
-        failpoint::work!("claims released");
-        let results = self.call_all(DriverMethod::Unprepare, batches).await;
-        failpoint::work!("claims unprepared");
-        let error = results.iter().find_map(|(_, results)| results.error.clone());
-        let failed: BTreeSet<ClaimKey> =
-            results.into_iter().flat_map(|(_, results)| results.failed).collect();
-        self.finish(|inventory| inventory.finish_unprepare(pod, &failed));
-        self.persist().await?;
-        match error {
-            // All claims are unprepared, and the driver named another one.
-            Some(error) if failed.is_empty() => {
-                tracing::warn!(pod, %error, "DRA driver returned a result for an unknown claim");
-                Ok(())
-            }
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
-    }
-
-    /// Begins an operation, once none is in progress on its claims.
-    async fn begin(
-        &self,
-        mut begin: impl FnMut(&mut ManagerState) -> Result<OperationStart, ClaimError>,
-    ) -> Result<Batches, ClaimError> {
-        let deadline = clock::deadline_after(Instant::now(), BUSY_LIMIT);
-        loop {
-            let idle = self.idle.notified();
-            let busy = {
-                let mut state = self.state.lock();
-                match begin(&mut state)? {
-                    OperationStart::Begun(batches) => {
-                        state.is_unwritten = true;
-                        drop(state);
-                        self.operations.send_replace(());
-                        return Ok(batches);
-                    }
-                    OperationStart::Busy(key) => key,
-                }
-            };
-            if tokio::time::timeout_at(deadline, idle).await.is_err() {
-                return Err(ClaimError::Busy(busy.name));
-            }
-        }
-    }
-
-    fn finish(&self, finish: impl FnOnce(&mut ClaimInventory)) {
-        {
-            let mut state = self.state.lock();
-            finish(&mut state.inventory);
-            state.is_unwritten = true;
-            self.metrics.show_in_use(state.inventory.in_use());
-        }
-        self.idle.notify_waiters();
-        self.operations.send_replace(());
-    }
-
-    /// Calls all drivers at the same time. Returns the results in the order of their names.
-    async fn call_all(
-        self: &Arc<Self>,
-        method: DriverMethod,
-        batches: Batches,
-    ) -> Vec<(String, DriverResults)> {
-        let mut calls = Vec::new();
-        for (driver, claims) in batches {
-            let plugin = self.state.lock().plugin(&driver);
-            let shared = Arc::clone(self);
-            let call = match plugin {
-                Ok(plugin) => {
-                    Ok(task::spawn("dra-call", async move { shared.call(&plugin, method, claims).await }))
-                }
-                Err(error) => Err(failed(&claims, error)),
-            };
-            calls.push((driver, call));
-        }
-        let mut all = Vec::new();
-        for (driver, call) in calls {
-            let results = match call {
-                // A panic ends the process.
-                Ok(call) => call.await.unwrap_or_default(),
-                Err(results) => results,
-            };
-            all.push((driver, results));
-        }
-        all
-    }
-
-    async fn call(
-        &self,
-        plugin: &DriverPlugin,
-        method: DriverMethod,
-        claims: Vec<ClaimCall>,
-    ) -> DriverResults {
-        let began = self.clock.boot();
-        let answer = plugin.call(method, &claims).await;
-        let took = self.clock.boot().saturating_sub(began);
-        let code = answer.as_ref().map_or_else(|error| error.code_name(), |_| "OK");
-        self.metrics.called(&plugin.driver, plugin.method_name(method), code, took);
-        let results = evaluate(method, &claims, answer);
-        let mut state = self.state.lock();
-        match &results.error {
-            Some(error) => {
-                tracing::warn!(driver = plugin.driver, %error, "call of DRA driver failed");
-                state.errors.insert(plugin.driver.clone(), error.to_string());
-            }
-            None => {
-                state.errors.remove(&plugin.driver);
-            }
-        }
-        results
-    }
-
-    /// Writes the checkpoint, if it has changed.
-    async fn persist(&self) -> Result<(), ClaimError> {
-        let records = || {
-            let mut state = self.state.lock();
-            state.is_unwritten = false;
-            Ok(state.inventory.records())
-        };
-        let written = self.file.write_state(records, |file, records| {
-            let bytes = encode(&records).map_err(std::io::Error::other)?;
-            if file.has(&bytes) {
-                return Ok(());
-            }
-            failpoint::file!("claim checkpoint written", || file.write(bytes))
-        });
-        written.await.map_err(|error| {
-            self.state.lock().is_unwritten = true;
-            ClaimError::Checkpoint(error.to_string())
-        })
-    }
-
     async fn monitor(&self, plugin: &DriverPlugin) {
         let DriverPlugin { driver, number, endpoint, ended, .. } = plugin;
         monitor::watch(endpoint, ended, |is_connected| {

@@ -226,8 +226,9 @@ impl Mounter {
     /// content. The volume then counts as mounted.
     pub async fn unpublish(&self, pod: &str, volume: &str) -> Result<(), CsiError> {
         let path = self.root.mount(pod, volume)?;
-        let Some(data) = self.load(&path).await? else {
-            return self.remove_unknown(&path).await;
+        let data = match self.load(&path).await {
+            Ok(Some(data)) => data,
+            unknown => return self.remove_unknown(&path, unknown.err()).await,
         };
         let driver = self
             .drivers
@@ -249,8 +250,9 @@ impl Mounter {
     /// or refuses, if a mount is left, or if the directory has other content. The volume then counts as
     /// staged.
     pub async fn unstage(&self, global_mount: &Path) -> Result<(), CsiError> {
-        let Some(data) = self.load(global_mount).await? else {
-            return self.remove_unknown(global_mount).await;
+        let data = match self.load(global_mount).await {
+            Ok(Some(data)) => data,
+            unknown => return self.remove_unknown(global_mount, unknown.err()).await,
         };
         let (path, pods) = (global_mount.to_owned(), self.root.pods());
         let references = move || -> std::io::Result<_> {
@@ -301,7 +303,8 @@ impl Mounter {
     /// # Errors
     /// Fails if the driver is not registered, or refuses.
     pub async fn stats_at(&self, path: &Path) -> Result<Option<VolumeStats>, CsiError> {
-        let Some(data) = self.load(path).await? else { return Ok(None) };
+        // Unreadable metadata was logged when the volume was found.
+        let Ok(Some(data)) = self.load(path).await else { return Ok(None) };
         let driver = self.drivers.get(&data.driver_name)?;
         let deadline = Deadline::after(self.limit);
         let capabilities = driver.client.capabilities(deadline).await?;
@@ -405,25 +408,24 @@ impl Mounter {
         step!("volume data written", task::blocking(move || data.save(&dir)))
     }
 
-    /// Reads the metadata of the volume at a mount point. An unreadable file counts as absent if nothing is
-    /// mounted there: the process ended while it wrote the file, which is before the first call of the
-    /// driver.
+    /// Reads the metadata of the volume at a mount point.
     async fn load(&self, path: &Path) -> Result<Option<VolumeData>, CsiError> {
         let dir = parent(path);
-        match task::blocking(move || VolumeData::load(&dir)).await {
-            Ok(data) => Ok(data),
-            Err(error) => {
-                tracing::warn!(path = %path.display(), error = error.text(), "volume data is unreadable");
-                Ok(None)
-            }
-        }
+        task::blocking(move || VolumeData::load(&dir)).await
     }
 
-    /// Removes the directory of a volume whose driver is unknown, if nothing is mounted there.
-    async fn remove_unknown(&self, path: &Path) -> Result<(), CsiError> {
-        match remove(path, "").await {
-            Err(CsiError::StillMounted { path, .. }) => Err(CsiError::UnknownDriver(path)),
-            other => other,
+    /// Removes the directory of a volume whose driver is unknown, if nothing is mounted there. `unreadable`
+    /// is what is wrong with its metadata: the process ended while it wrote the file, which is before the
+    /// first call of the driver, or the machine lost its power.
+    async fn remove_unknown(&self, path: &Path, unreadable: Option<CsiError>) -> Result<(), CsiError> {
+        match (remove(path, "").await, unreadable) {
+            (Ok(()), Some(error)) => {
+                let path = path.display();
+                tracing::warn!(%path, error = error.text(), "volume with unreadable data removed");
+                Ok(())
+            }
+            (Err(CsiError::StillMounted { path, .. }), _) => Err(CsiError::UnknownDriver(path)),
+            (removed, _) => removed,
         }
     }
 

@@ -318,6 +318,12 @@ impl ManagerState {
             Form::InTree { .. } => return,
         }
         for name in unknown.into_iter().filter(|name| *name != resolved.desired.name) {
+            if self.actual.volume(&name).is_none() {
+                continue;
+            }
+            // The directory may be in removal: a mount waits for its end, and creates the directory again.
+            self.operations.renamed(&name, &resolved.desired.name);
+            self.errors.retain(|key, _| key.volume != name);
             self.unreadable.remove(&name);
             self.actual.unmounted(&name, pod);
             self.actual.device_unmounted(&name);
@@ -580,7 +586,9 @@ impl ManagerState {
             Some(error) => {
                 let text = self.operations.failed(&key, &error, now, wall);
                 tracing::info!(text, "volume operation failed, retrying");
-                self.errors.insert(key, (error, wall));
+                if self.actual.volume(&key.volume).is_some() || self.desired.has_volume(&key.volume) {
+                    self.errors.insert(key, (error, wall));
+                }
             }
         }
     }
@@ -605,5 +613,60 @@ impl ManagerState {
             }
         };
         self.done(operation, done, now, wall);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use k8s_openapi::api::core::v1::PersistentVolume;
+    use pod_sync_volume_reconcile::operations::OperationKind;
+    use serde_json::json;
+
+    use super::*;
+    use crate::claims::{self, DriverRules, Source};
+    use crate::selinux::Labels;
+
+    fn resolved(pod: &PodUid) -> Resolved {
+        let object: PersistentVolume = serde_json::from_value(json!({
+            "metadata": {"name": "pv"}, "spec": {"csi": {"driver": "d", "volumeHandle": "h"}},
+        }))
+        .unwrap();
+        let (provided, rules) = (claims::of_object(&object, false).unwrap(), DriverRules::of(None));
+        let Source::Csi(csi) = &provided.source else { panic!("not of a driver") };
+        let desired = claims::desired(pod, &provided, csi, &rules);
+        let pod = quintlet_testkit::pods::pod_json(json!({"containers": []}));
+        Resolved { pod: Arc::new(pod), desired, provided, rules, labels: Labels::default() }
+    }
+
+    #[test]
+    fn a_mount_waits_for_the_removal_of_the_same_directory_without_metadata() {
+        let (pod, root) = (PodUid::parse("u1").unwrap(), Root::new(Path::new("/r")));
+        let staged = root.global_mount("d", "h").unwrap();
+        let unknown = VolumeName::shared(PLUGIN, &staged.display().to_string());
+        let mut state = ManagerState::default();
+        let form = Form::FileSystem { global_mount: Some(staged) };
+        state.found(OnDisk {
+            forms: BTreeMap::from([(unknown.clone(), form)]),
+            devices: vec![unknown.clone()],
+            ..OnDisk::default()
+        });
+        let removal = Operation::UnmountDevice { volume: unknown };
+        state.operations.started(removal.key(), OperationKind::UnmountDevice);
+
+        let (resolved, open) = (resolved(&pod), state.open(&pod));
+        let mount = OperationKey { volume: resolved.desired.name.clone(), pod: Some(pod.clone()) };
+        assert!(!state.operations.is_pending(&mount));
+        let resolution =
+            Resolution { volumes: BTreeMap::from([("data".to_owned(), resolved)]), errors: Vec::new() };
+        let wall = Timestamp::UNIX_EPOCH;
+        state.declare(&pod, resolution, &open, &root, wall);
+        assert!(state.operations.is_pending(&mount));
+
+        let done = Done::UnmountDevice(Err("is mounted, but its driver is unknown".to_owned()));
+        state.done(&removal, done, Instant::now(), wall);
+        assert!(!state.operations.is_pending(&mount));
+        assert_eq!(state.errors, BTreeMap::new(), "of a volume that nobody has");
     }
 }
