@@ -58,7 +58,7 @@ impl ApiAccess {
             None => client,
         };
         let manifests = Arc::new(ManifestObjects::new(Arc::clone(wakeups)));
-        let cluster = Arc::new(ClusterView::default());
+        let cluster = Arc::new(ClusterView::with_lists(&paths.state_dir()));
         let detection = (args.config_map_and_secret_change_detection_strategy, args.sync_frequency);
         let sources =
             client.clone().map(|client| ApiSources::new(client, &cluster, detection, wakeups, stop));

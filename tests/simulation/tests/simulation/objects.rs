@@ -10,7 +10,7 @@ use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
 use quintlet_proto::podsync::v1::{ExplainRequest, ListVolumesRequest, VolumeState};
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_simulation::{Options, Seen, Service, Sim, pods};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 
@@ -193,6 +193,41 @@ async fn a_new_pod_sync_reads_what_changed_while_none_ran_and_while_the_api_serv
     wait_content(&path, "2", SECOND).await;
     sim.api.faults().set_down(false);
     wait_content(&path, "3", LONG).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_that_starts_without_the_api_server_has_the_known_services_or_waits_for_their_list() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    sim.set_pod_sync_args(&[NO_SYNC]);
+    let service =
+        json!({"metadata": {"name": "db"}, "spec": {"clusterIP": "10.9.8.7", "ports": [{"port": 5432}]}});
+    sim.api.create("services", "default", service).unwrap();
+    sim.start_all();
+    let mut pod = pods::single("web");
+    pod["spec"]["enableServiceLinks"] = json!(true);
+    let uid = sim.create(pod);
+    sim.wait_ready("web").await;
+    let mut last = sim.runtime.newest(&uid, "c-web").unwrap();
+    for is_known in [true, false] {
+        sim.kill(Service::PodSync).await;
+        sim.api.faults().set_down(true);
+        assert!(sim.runtime.exit(last.id(), 1));
+        if !is_known {
+            std::fs::remove_file(sim.paths().state_dir().join(".services")).unwrap();
+        }
+        sim.up(Service::PodSync);
+        tokio::time::sleep(Duration::from_mins(2)).await;
+        let newest = sim.runtime.newest(&uid, "c-web").unwrap();
+        assert_eq!(newest.id() != last.id(), is_known);
+        sim.api.faults().set_down(false);
+        let restarts = if is_known { 1 } else { 2 };
+        let is_up = |pod: &Seen| pod.is_ready() && pod.restarts() == restarts;
+        sim.wait_pod("web", "Ready again", is_up).await;
+        last = sim.runtime.newest(&uid, "c-web").unwrap();
+        let host = last.config.envs.iter().find(|env| env.key == "DB_SERVICE_HOST");
+        assert_eq!(host.map(|env| env.value.as_slice()), Some(b"10.9.8.7".as_slice()), "known: {is_known}");
+    }
     sim.finish().await;
 }
 

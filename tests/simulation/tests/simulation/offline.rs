@@ -156,6 +156,7 @@ async fn a_pod_starts_from_the_cache_with_all_its_objects_and_is_not_started_aga
     assert_eq!(sim.runtime.count(Method::PullImage), pulls, "the registry may be away, too");
     assert_eq!(env(&sim, &uid, "rich", "K").as_deref(), Some("1"));
     assert_eq!(env(&sim, &uid, "rich", "P").as_deref(), Some("secret"));
+    assert_eq!(env(&sim, &uid, "rich", "DB_SERVICE_HOST").as_deref(), Some("10.9.8.7"));
     assert_eq!(file(&sim, &uid, "configmap/c/k").as_deref(), Some("1"));
     assert_eq!(file(&sim, &uid, "secret/s/k").as_deref(), Some("secret"));
     assert_eq!(file(&sim, &uid, "projected/t/token"), Some(token.clone()));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim, Secret, Service};
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pod_sync_layout::{Token, TokenKey};
@@ -17,6 +17,8 @@ pub enum AnswerKey {
     ConfigMap(String, String),
     /// A Secret, by namespace and name.
     Secret(String, String),
+    /// The Services of a namespace.
+    Services(String),
     /// The handler of a RuntimeClass, by its name.
     RuntimeClass(String),
     /// The annotations of a service account, by namespace and name.
@@ -139,6 +141,24 @@ macro_rules! unversioned {
 
 unversioned!(String, BTreeMap<String, String>);
 
+/// Services with what environment variables are made from.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Services(pub(crate) Vec<Arc<Service>>);
+
+impl Answer for Services {
+    fn version(&self) -> String {
+        String::new()
+    }
+
+    fn encode(&self) -> serde_json::Result<String> {
+        serde_json::to_string(&self.0)
+    }
+
+    fn decode(json: &str) -> serde_json::Result<Self> {
+        serde_json::from_str(json).map(Self)
+    }
+}
+
 /// The form of a token.
 #[derive(Serialize, Deserialize)]
 struct TokenForm {
@@ -173,6 +193,14 @@ mod tests {
 
     #[test]
     fn an_answer_is_the_same_after_it_was_kept() {
+        let service: Service = serde_json::from_value(json!({
+            "metadata": {"name": "web", "namespace": "a"},
+            "spec": {"clusterIP": "10.0.0.1", "ports": [{"name": "http", "port": 80, "protocol": "TCP"}]},
+        }))
+        .unwrap();
+        let services = Services(vec![Arc::new(service)]);
+        assert_eq!(Services::decode(&services.encode().unwrap()).unwrap(), services);
+
         let token = Token { token: "t".to_owned(), expires: Timestamp::UNIX_EPOCH, expiration_seconds: 3607 };
         assert_eq!(Token::decode(&token.encode().unwrap()).unwrap(), token);
 

@@ -10,6 +10,9 @@ use quintlet_model::pod as pods;
 
 use crate::answer::AnswerKey;
 
+/// Namespace of the Service of the API server, whose variables every pod gets.
+const MASTER_NAMESPACE: &str = "default";
+
 /// The claims and volumes that are known.
 pub(crate) trait KnownVolumes {
     fn claim(&self, namespace: &str, name: &str) -> Option<PersistentVolumeClaim>;
@@ -23,7 +26,10 @@ pub(crate) fn needs(pod: &Pod, node: &str, known: &impl KnownVolumes) -> BTreeSe
     let namespace = pod.metadata.namespace.clone().unwrap_or_default();
     let named = |name: &String| (namespace.clone(), name.clone());
     let references = References::of(pod);
-    let mut all = BTreeSet::new();
+    let mut all = BTreeSet::from([
+        AnswerKey::Services(namespace.clone()),
+        AnswerKey::Services(MASTER_NAMESPACE.to_owned()),
+    ]);
     let pairs = |(namespace, name): (String, String)| AnswerKey::ConfigMap(namespace, name);
     all.extend(references.config_maps.iter().map(named).map(pairs));
     let pairs = |(namespace, name): (String, String)| AnswerKey::Secret(namespace, name);
@@ -115,7 +121,7 @@ mod tests {
             serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns"}, "spec": spec}))
                 .unwrap();
         let found = needs(&pod, "n1", known);
-        let always = ["ServiceAccount(\"ns\", \"default\")"];
+        let always = ["Services(\"default\")", "Services(\"ns\")", "ServiceAccount(\"ns\", \"default\")"];
         found.iter().map(|key| format!("{key:?}")).filter(|key| !always.contains(&key.as_str())).collect()
     }
 

@@ -15,7 +15,7 @@ use pod_sync_volume_manager::objects::VolumeObjects;
 use quintlet_model::ids::PodUid;
 use serde_json::Value;
 
-use crate::answer::{Answer, AnswerKey};
+use crate::answer::{Answer, AnswerKey, Services};
 use crate::cache::OfflineCache;
 
 /// A source whose answers are kept for the pods of the cache. While the API server is away, it answers what
@@ -114,7 +114,9 @@ impl ObjectSource for WithOffline<dyn ObjectSource> {
     }
 
     async fn services(&self, namespace: &str) -> Result<Vec<Arc<Service>>, ObjectError> {
-        self.inner.services(namespace).await
+        let key = AnswerKey::Services(namespace.to_owned());
+        let read = async { self.inner.services(namespace).await.map(|all| Some(Services(all))) };
+        Ok(self.answer(key, read).await?.map(|all| all.0).unwrap_or_default())
     }
 
     async fn runtime_handler(&self, class: &str) -> Result<String, ObjectError> {

@@ -2,11 +2,12 @@
 //! Services and RuntimeClasses.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::core::v1::{Node, Pod, Service, ServicePort, ServiceSpec};
 use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
@@ -19,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use pod_sync_clients::NoIdentity;
 
+use super::known::{KnownList, ListTask};
 use super::lenient::{Lenient, Undecodable};
 use super::{Snapshot, SourceEvent, SourceSender};
 use pod_sync_layout::{ManifestProblem, SourceKind};
@@ -197,9 +199,18 @@ pub struct ClusterView {
     services: RwLock<Option<Arc<Vec<Arc<Service>>>>>,
     // Handlers by name of the class.
     runtime_classes: RwLock<Option<BTreeMap<String, String>>>,
+    // Directory of the lists for the next process.
+    lists: Option<PathBuf>,
 }
 
 impl ClusterView {
+    /// Returns a view whose lists of Services and RuntimeClasses are kept in files of `dir`. They are used by
+    /// the next process if the API server does not deliver lists for ten seconds.
+    #[must_use]
+    pub fn with_lists(dir: &Path) -> Self {
+        Self { lists: Some(dir.to_owned()), ..Self::default() }
+    }
+
     /// Returns the Node; `None` until it has been read, and if it does not exist.
     #[must_use]
     pub fn node(&self) -> Option<SharedNode> {
@@ -212,7 +223,8 @@ impl ClusterView {
         self.node.subscribe()
     }
 
-    /// Returns all services; `None` until they have been listed.
+    /// Returns all services, with what environment variables are made from; `None` until they have been
+    /// listed.
     #[must_use]
     pub fn services(&self) -> Option<Arc<Vec<Arc<Service>>>> {
         self.services.read().clone()
@@ -230,23 +242,48 @@ impl ClusterView {
         let stream =
             watcher(Api::<Lenient<RuntimeClass>>::all(client), watcher::Config::default().any_semantic());
         futures::pin_mut!(stream);
-        let mut fresh = BTreeMap::new();
         let named = |class: RuntimeClass| (class.metadata.name.unwrap_or_default(), class.handler);
-        while let Some(event) = next(&mut stream, "runtime classes", &stop).await {
+        let mut list = KnownList::open(self.lists.as_deref(), ".runtime-classes").await;
+        let mut fresh = BTreeMap::new();
+        loop {
+            // Both arms keep their position.
+            let event = tokio::select! {
+                event = next(&mut stream, "runtime classes", &stop) => event,
+                task = list.task() => {
+                    match task {
+                        ListTask::Use(kept) => *self.runtime_classes.write() = Some(kept),
+                        ListTask::Write => {
+                            let classes = self.runtime_classes.read().clone();
+                            list.write(classes).await;
+                        }
+                    }
+                    continue;
+                }
+            };
             match event {
-                watcher::Event::Init => fresh.clear(),
-                watcher::Event::InitApply(class) => fresh.extend([named(class)]),
-                watcher::Event::InitDone => *self.runtime_classes.write() = Some(std::mem::take(&mut fresh)),
-                watcher::Event::Apply(class) => {
+                None => return,
+                Some(watcher::Event::Init) => {
+                    fresh.clear();
+                    continue;
+                }
+                Some(watcher::Event::InitApply(class)) => {
+                    fresh.extend([named(class)]);
+                    continue;
+                }
+                Some(watcher::Event::InitDone) => {
+                    *self.runtime_classes.write() = Some(std::mem::take(&mut fresh));
+                }
+                Some(watcher::Event::Apply(class)) => {
                     self.runtime_classes.write().get_or_insert_default().extend([named(class)]);
                 }
-                watcher::Event::Delete(class) => {
+                Some(watcher::Event::Delete(class)) => {
                     let (name, _) = named(class);
                     if let Some(all) = self.runtime_classes.write().as_mut() {
                         all.remove(&name);
                     }
                 }
             }
+            list.changed();
         }
     }
 
@@ -293,28 +330,73 @@ impl ClusterView {
     pub async fn watch_services(self: Arc<Self>, client: kube::Client, stop: CancellationToken) {
         let stream = watcher(Api::<Lenient<Service>>::all(client), watcher::Config::default().any_semantic());
         futures::pin_mut!(stream);
-        let mut all: BTreeMap<(String, String), Arc<Service>> = BTreeMap::new();
+        let mut list = KnownList::<Vec<Arc<Service>>>::open(self.lists.as_deref(), ".services").await;
+        let mut all: BTreeMap<Key, Arc<Service>> = BTreeMap::new();
         let mut fresh = BTreeMap::new();
-        let key = |s: &Service| {
-            (s.metadata.namespace.clone().unwrap_or_default(), s.metadata.name.clone().unwrap_or_default())
-        };
-        while let Some(event) = next(&mut stream, "services", &stop).await {
-            match event {
-                watcher::Event::Init => fresh.clear(),
-                watcher::Event::InitApply(s) => {
-                    fresh.insert(key(&s), Arc::new(s));
+        loop {
+            // Both arms keep their position.
+            let event = tokio::select! {
+                event = next(&mut stream, "services", &stop) => event,
+                task = list.task() => {
+                    match task {
+                        ListTask::Use(kept) => *self.services.write() = Some(Arc::new(kept)),
+                        ListTask::Write => list.write(all.values().cloned().collect::<Vec<_>>()).await,
+                    }
                     continue;
                 }
-                watcher::Event::InitDone => all = std::mem::take(&mut fresh),
-                watcher::Event::Apply(s) => {
-                    all.insert(key(&s), Arc::new(s));
+            };
+            match event {
+                None => return,
+                // The list begins, and nothing is known of it yet.
+                Some(watcher::Event::Init) => {
+                    fresh.clear();
+                    continue;
                 }
-                watcher::Event::Delete(s) => {
-                    all.remove(&key(&s));
+                Some(watcher::Event::InitApply(service)) => {
+                    fresh.insert(key(&service.metadata), Arc::new(without_unused_fields(service)));
+                    continue;
+                }
+                Some(watcher::Event::InitDone) => all = std::mem::take(&mut fresh),
+                Some(watcher::Event::Apply(service)) => {
+                    let (key, service) = (key(&service.metadata), without_unused_fields(service));
+                    if all.get(&key).is_some_and(|known| **known == service) {
+                        continue;
+                    }
+                    all.insert(key, Arc::new(service));
+                }
+                Some(watcher::Event::Delete(service)) => {
+                    all.remove(&key(&service.metadata));
                 }
             }
             *self.services.write() = Some(Arc::new(all.values().cloned().collect()));
+            list.changed();
         }
+    }
+}
+
+/// Returns what environment variables are made from: a cluster has many Services.
+fn without_unused_fields(service: Service) -> Service {
+    let ports = |ports: Vec<ServicePort>| {
+        let port = |port: ServicePort| ServicePort {
+            name: port.name,
+            port: port.port,
+            protocol: port.protocol,
+            ..ServicePort::default()
+        };
+        ports.into_iter().map(port).collect()
+    };
+    Service {
+        metadata: ObjectMeta {
+            name: service.metadata.name,
+            namespace: service.metadata.namespace,
+            ..ObjectMeta::default()
+        },
+        spec: service.spec.map(|spec| ServiceSpec {
+            cluster_ip: spec.cluster_ip,
+            ports: spec.ports.map(ports),
+            ..ServiceSpec::default()
+        }),
+        status: None,
     }
 }
 

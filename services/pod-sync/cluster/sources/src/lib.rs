@@ -22,6 +22,7 @@ pub mod file;
 pub mod http;
 #[cfg(test)]
 mod installers;
+mod known;
 pub mod kubelet_uid;
 mod lenient;
 pub mod objects;
