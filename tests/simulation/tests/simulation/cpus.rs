@@ -373,8 +373,11 @@ async fn the_cpus_of_a_guaranteed_pod_are_not_resized_and_its_memory_is_without_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_memory_of_a_guaranteed_pod_is_not_resized_with_the_policy_static() {
     let text = "Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\"";
-    let args =
-        ["--memory-manager-policy=Static", "--kube-reserved=memory=100Mi", "--reserved-memory=0:memory=100Mi"];
+    let args = [
+        "--memory-manager-policy=Static",
+        "--kube-reserved=memory=100Mi",
+        "--reserved-memory=0:memory=100Mi",
+    ];
     let sim = start(Options::default(), PAIR, &args).await;
     let uid = sim.create(guaranteed("web", "1"));
     sim.wait_ready("web").await;
