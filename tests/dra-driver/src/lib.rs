@@ -24,6 +24,7 @@ use quintlet_plugin_api::dra_health::v1alpha1::dra_resource_health_server::DraRe
 use quintlet_plugin_api::registration::registration_server::RegistrationServer;
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
+use tokio_stream::StreamExt as _;
 
 use crate::service::{BetaPluginService, HealthService, PluginService, WatcherService};
 use crate::state::DriverState;
@@ -66,13 +67,18 @@ impl TestDriver {
             runtime.expect("a runtime can be made").block_on(async {
                 let listener = UnixListener::from_std(listener).expect("the socket can be used");
                 let state = || Arc::clone(&served);
+                let counted = Arc::clone(&served);
+                let connections = incoming(listener, PeerPolicy::Any).map(move |connection| {
+                    *counted.connections.lock() += 1;
+                    connection
+                });
                 let server = tonic::transport::Server::builder()
                     .add_service(DraPluginServer::new(PluginService(state())))
                     .add_service(BetaServer::new(BetaPluginService(state())))
                     .add_service(DraResourceHealthServer::new(HealthService(state())))
                     .add_service(AlphaHealthServer::new(HealthService(state())))
                     .add_service(RegistrationServer::new(WatcherService(state())))
-                    .serve_with_incoming(incoming(listener, PeerPolicy::Any));
+                    .serve_with_incoming(connections);
                 // Dropping the runtime ends the calls in flight.
                 tokio::select! {
                     served = server => served.expect("the driver serves"),
@@ -153,6 +159,12 @@ impl TestDriver {
     #[must_use]
     pub fn calls_of(&self, text: &str) -> usize {
         self.calls().iter().filter(|call| call.contains(text)).count()
+    }
+
+    /// Returns the number of connections that the driver has accepted.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        *self.state.connections.lock()
     }
 
     /// Returns the UIDs of the claims that are prepared.

@@ -55,6 +55,8 @@ pub(crate) struct DriverState {
     pub(crate) informed: Mutex<Vec<Result<(), String>>>,
     pub(crate) health: watch::Sender<Vec<health::DeviceHealth>>,
     pub(crate) health_ends: watch::Sender<u64>,
+    // Number of accepted connections.
+    pub(crate) connections: Mutex<usize>,
 }
 
 /// Marks claims as being in a call, until it is dropped.

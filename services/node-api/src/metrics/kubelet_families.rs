@@ -5,11 +5,12 @@ use std::path::Path;
 
 /// The families that a kubelet 1.37 registers on Linux (pkg/kubelet, pkg/volume/util,
 /// pkg/credentialprovider/plugin).
-const FAMILIES: [&str; 140] = [
+const FAMILIES: [&str; 141] = [
     "csi_node_storage_health_status",
     "csi_operations_seconds",
     "dra_grpc_operations_duration_seconds",
     "dra_operations_duration_seconds",
+    "dra_resource_claims_in_use",
     "force_cleaned_failed_volume_operation_errors_total",
     "force_cleaned_failed_volume_operations_total",
     "kubelet_active_pods",

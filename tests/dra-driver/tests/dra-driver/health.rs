@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use quintlet_dra_driver::{Fault, Method};
+use quintlet_plugin_api::dra::v1::Device;
 use quintlet_plugin_api::dra_health::v1::HealthStatus::{Healthy, Unhealthy};
 use tonic::Code;
 
@@ -97,4 +98,51 @@ async fn the_end_of_the_old_plugin_of_an_update_keeps_the_health_that_the_new_on
     agent.wait_endpoints(GPU, &[true]).await;
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!(agent.health(&p), [HEALTHY]);
+}
+
+#[tokio::test]
+async fn the_shares_of_a_device_are_prepared_and_have_its_health() {
+    let agent = Agent::start();
+    agent.claim("c", &[GPU], &["p"]);
+    let p = pod("p", &["c"]);
+    let driver = agent.driver_as(GPU, GPU, &["v1.DRAPlugin", "v1.DRAResourceHealth"]).await;
+    let share = |id: &str| Device {
+        request_names: vec!["r".to_owned()],
+        pool_name: "pool".to_owned(),
+        device_name: "d".to_owned(),
+        cdi_device_ids: vec![format!("{GPU}/share={id}")],
+        share_id: Some(id.to_owned()),
+    };
+    driver.set_devices("c", vec![share("one"), share("two")]);
+    agent.prepare(&p).await.unwrap();
+    assert_eq!(agent.cdi(&p), ["gpu.example.com/share=one", "gpu.example.com/share=two"]);
+    let entries = |health: &str| ["one", "two"].map(|id| format!("claim:c {GPU}/share={id} {health}"));
+    for (status, health) in [(Healthy, "Healthy"), (Unhealthy, "Unhealthy"), (Healthy, "Healthy")] {
+        driver.report_health(&[("pool", "d", status, "", 600)]);
+        agent.wait_health(&p, &entries(health).each_ref().map(String::as_str)).await;
+    }
+    let agent = agent.restart();
+    agent.wait_connected(&driver, GPU).await;
+    let record = agent.recorded("c").unwrap();
+    let shares: Vec<_> = record.drivers[GPU].iter().map(|device| device.share.as_deref().unwrap()).collect();
+    assert_eq!(shares, ["one", "two"]);
+    agent.unprepare(&p).await.unwrap();
+    assert_eq!((agent.recorded("c"), driver.prepared().len()), (None, 0));
+}
+
+#[tokio::test]
+async fn the_kubelets_file_of_health_is_neither_read_nor_changed() {
+    // A kubelet crashed at the next report of a driver (kubernetes/kubernetes#140904).
+    for content in ["null", r#"{"gpu.example.com":{"Devices":null}}"#, "{"] {
+        let agent = Agent::start();
+        std::fs::write(agent.path("dra_health_state"), content).unwrap();
+        let agent = agent.restart();
+        agent.claim("c", &[GPU], &["p"]);
+        let p = pod("p", &["c"]);
+        let driver = agent.driver_as(GPU, GPU, &["v1.DRAPlugin", "v1.DRAResourceHealth"]).await;
+        agent.prepare(&p).await.unwrap();
+        driver.report_health(&[("pool", "c", Healthy, "", 600)]);
+        agent.wait_health(&p, &[HEALTHY]).await;
+        assert_eq!(std::fs::read_to_string(agent.path("dra_health_state")).unwrap(), content);
+    }
 }

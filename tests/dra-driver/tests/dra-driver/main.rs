@@ -5,5 +5,6 @@
 mod agent;
 mod calls;
 mod health;
+mod metrics;
 mod registration;
 mod restarts;

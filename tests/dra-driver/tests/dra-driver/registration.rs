@@ -119,6 +119,47 @@ async fn a_driver_with_a_long_name_is_updated_by_sockets_with_short_ones() {
 }
 
 #[tokio::test]
+async fn a_socket_with_the_longest_path_is_used_and_a_longer_path_fails_its_own_driver_only() {
+    // The helper of drivers in Go made sockets of updates with paths of 108 bytes and more
+    // (kubernetes/kubernetes#141815, #142003), at which no process can listen.
+    let agent = Agent::start();
+    let fill = 107 - agent.socket("").as_os_str().len();
+    let long = agent.driver_as(&"n".repeat(fill), GPU, &["v1.DRAPlugin"]).await;
+    assert_eq!(long.socket().as_os_str().len(), 107);
+    let name = "nic.example.com";
+    let unreachable = TestDriver::start(&agent.path("unreachable.sock"), name);
+    unreachable.set_endpoint(&format!("{}x", long.socket().display()));
+    std::fs::rename(agent.path("unreachable.sock"), agent.socket("unreachable")).unwrap();
+    agent.wait_endpoints(name, &[false]).await;
+    agent.claim("c", &[name], &["p"]);
+    let error = agent.refused(&pod("p", &["c"])).await;
+    assert!(error.starts_with("NodePrepareResources: rpc error: code = Unavailable"), "{error}");
+    assert!(error.contains("path must be shorter than SUN_LEN"), "{error}");
+    agent.claim("d", &[GPU], &["q"]);
+    agent.prepare(&pod("q", &["d"])).await.unwrap();
+    assert_eq!((long.calls().len(), unreachable.calls().len()), (1, 0));
+}
+
+#[tokio::test]
+async fn all_calls_of_a_driver_use_one_connection() {
+    let agent = Agent::start();
+    let driver = agent.driver(GPU).await;
+    until("the registration", LONG, async || {
+        let informed = driver.informed();
+        if informed == [Ok(())] { Ok(()) } else { Err(informed) }
+    })
+    .await;
+    let before = driver.connections();
+    for name in ["a", "b", "c"] {
+        agent.claim(name, &[GPU], &["p"]);
+        let p = pod("p", &[name]);
+        agent.prepare(&p).await.unwrap();
+        agent.unprepare(&p).await.unwrap();
+    }
+    assert_eq!((driver.calls().len(), driver.connections()), (6, before + 1));
+}
+
+#[tokio::test]
 async fn a_driver_that_is_killed_in_a_call_fails_it_and_the_next_one_prepares_the_claim() {
     let agent = Agent::start();
     let driver = agent.driver(GPU).await;

@@ -113,6 +113,29 @@ async fn a_torn_or_lost_checkpoint_is_restored_from_its_copy() {
 }
 
 #[tokio::test]
+async fn a_checkpoint_with_null_in_the_place_of_maps_and_lists_is_read() {
+    // Go writes null for a map or list that was never made. A kubelet crashes over such a file of the health
+    // of devices (kubernetes/kubernetes#140904).
+    const NO_CLAIMS: &str = r#"{"Data":"{\"kind\":\"DRACheckpoint\",\"apiVersion\":\"checkpoint.dra.kubelet.k8s.io/v1\",\"ClaimInfoStateList\":null}","Checksum":4010664294}"#;
+    const NO_PODS: &str = r#"{"Data":"{\"kind\":\"DRACheckpoint\",\"apiVersion\":\"checkpoint.dra.kubelet.k8s.io/v1\",\"ClaimInfoStateList\":[{\"ClaimUID\":\"uid-c\",\"ClaimName\":\"c\",\"Namespace\":\"default\",\"PodUIDs\":null,\"DriverState\":null}]}","Checksum":36710264}"#;
+    const NO_DEVICES: &str = r#"{"Data":"{\"kind\":\"DRACheckpoint\",\"apiVersion\":\"checkpoint.dra.kubelet.k8s.io/v1\",\"ClaimInfoStateList\":[{\"ClaimUID\":\"uid-c\",\"ClaimName\":\"c\",\"Namespace\":\"default\",\"PodUIDs\":{\"uid-p\":{}},\"DriverState\":{\"gpu.example.com\":{\"Devices\":null}}}]}","Checksum":404900453}"#;
+    for (file, pods) in [(NO_CLAIMS, &[][..]), (NO_PODS, &[]), (NO_DEVICES, &["uid-p"])] {
+        let agent = Agent::start();
+        std::fs::write(agent.path(CHECKPOINT), file).unwrap();
+        let agent = agent.restart();
+        assert!(!agent.path("dra_manager_state.corrupt").exists(), "{file}");
+        assert_eq!(agent.claims.pods(), pods.iter().map(|pod| (*pod).to_owned()).collect(), "{file}");
+        let driver = agent.driver(GPU).await;
+        agent.claim("c", &[GPU], &["p"]);
+        let p = pod("p", &["c"]);
+        agent.prepare(&p).await.unwrap();
+        assert_eq!(agent.cdi(&p), ["gpu.example.com/claim=c"]);
+        agent.unprepare(&p).await.unwrap();
+        assert!(driver.prepared().is_empty());
+    }
+}
+
+#[tokio::test]
 async fn without_any_record_a_pod_that_runs_is_recorded_again() {
     let agent = Agent::start();
     let driver = agent.driver(GPU).await;

@@ -9,7 +9,7 @@ use quintlet_kit::failpoint::{Kind, When};
 use quintlet_proto::podsync::v1::cpus_client::CpusClient;
 use quintlet_proto::podsync::v1::{CpuHolder, ListCpusReply, ListCpusRequest};
 use quintlet_simulation::cuts::CutPoint;
-use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_simulation::{Options, Seen, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Method, Rule};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
@@ -274,6 +274,126 @@ async fn containers_of_a_pod_with_a_cpu_as_a_whole_share_it_until_its_end() {
     assert_eq!(rejected.text("/status/reason"), "TopologyAffinityError");
     let text = "Pod Scope pod with pod-level resources failed admission under pod-scope topology manager";
     assert!(rejected.text("/status/message").ends_with(text), "{}", rejected.text("/status/message"));
+    sim.finish().await;
+}
+
+/// Resizes a pod, like `kubectl edit --subresource resize`.
+fn resize(sim: &Sim, name: &str, cpu: &str, memory: &str) {
+    let amounts = json!({"cpu": cpu, "memory": memory});
+    let edit = |pod: &mut Value| {
+        pod["spec"]["containers"][0]["resources"] = json!({"limits": amounts, "requests": amounts});
+    };
+    sim.api.edit("pods/resize", "default", name, edit).unwrap();
+}
+
+/// Returns a condition of a pod's resize.
+fn resize_condition(seen: &Seen, kind: &str) -> Value {
+    let all = seen.0["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    all.into_iter().find(|condition| condition["type"] == kind).unwrap_or_default()
+}
+
+/// Returns whether the resources of a pod's container are these, and no resize is pending or in progress.
+fn is_resized(seen: &Seen, cpu: &str, memory: &str) -> bool {
+    let amounts = json!({"cpu": cpu, "memory": memory});
+    seen.0["status"]["containerStatuses"][0]["resources"]["requests"] == amounts
+        && ["PodResizePending", "PodResizeInProgress"]
+            .iter()
+            .all(|kind| resize_condition(seen, kind).is_null())
+}
+
+async fn wait_infeasible(sim: &Sim, name: &str, text: &str) {
+    let is_infeasible = |seen: &Seen| {
+        let condition = resize_condition(seen, "PodResizePending");
+        condition["reason"] == "Infeasible" && condition["message"] == text
+    };
+    sim.wait_pod(name, "its resize is infeasible", is_infeasible).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_cpus_of_a_guaranteed_pod_are_not_resized_and_its_memory_is_without_its_cpus() {
+    let text = "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"";
+    let sim = start(Options::default(), PAIR, &[]).await;
+    let uid = sim.create(guaranteed("web", "1"));
+    let part = sim.create(guaranteed("part", "100m"));
+    let mut pod = pods::single("other");
+    pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "50m"}});
+    let other = sim.create(pod);
+    for name in ["web", "part", "other"] {
+        sim.wait_ready(name).await;
+    }
+    wait_cpus(&sim, &part, "part", "0").await;
+    wait_cpus(&sim, &other, "other", "0").await;
+    let web = sim.runtime.newest(&uid, "c-web").unwrap().id().to_owned();
+    let kept = [sim.instances(&uid), sim.instances(&part)];
+    // A pod without exclusive CPUs is refused, too: with another size it might get some.
+    for (name, cpu) in [("web", "500m"), ("part", "200m")] {
+        resize(&sim, name, cpu, "32Mi");
+        wait_infeasible(&sim, name, text).await;
+        sim.wait_event(name, "its resize is infeasible", |e| {
+            // The text is in JSON there.
+            let text = text.replace('"', "\\\"");
+            e.kind == "Warning" && e.reason == "ResizeInfeasible" && e.message.contains(&text)
+        })
+        .await;
+    }
+    let seen = sim.pod("web");
+    assert_eq!(seen.0["status"]["containerStatuses"][0]["allocatedResources"]["cpu"], "1");
+    assert_eq!(sim.calls_about(UPDATE, &web), 0);
+    // Other pods are resized, and keep the shared CPUs.
+    let edit = |pod: &mut Value| {
+        pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "60m"}});
+    };
+    sim.api.edit("pods/resize", "default", "other", edit).unwrap();
+    sim.wait_pod("other", "it is resized", |seen| {
+        seen.0["status"]["containerStatuses"][0]["resources"]["requests"] == json!({"cpu": "60m"})
+    })
+    .await;
+    assert_eq!(cpus(&sim, &other, "other"), "0");
+
+    sim.restart(Service::PodSync).await;
+    let next = sim.create(pods::single("next"));
+    sim.wait_ready("next").await;
+    assert_eq!((cpus(&sim, &next, "next"), cpus(&sim, &uid, "web")), ("0".to_owned(), "1".to_owned()));
+    wait_infeasible(&sim, "web", text).await;
+
+    // The memory is resized, and the container keeps its CPU without a quota.
+    resize(&sim, "web", "1", "48Mi");
+    sim.wait_pod("web", "its memory is resized", |seen| is_resized(seen, "1", "48Mi")).await;
+    let seen = resources(&sim, &uid, "web");
+    let seen = (seen.memory_limit_in_bytes, seen.cpu_quota, seen.cpuset_cpus.as_str());
+    assert_eq!((seen.0, seen.1), (48 << 20, -1));
+    assert!(["", "1"].contains(&seen.2), "the runtime keeps the CPU: {seen:?}");
+    resize(&sim, "part", "100m", "32Mi");
+    sim.wait_pod("part", "it is as before", |seen| is_resized(seen, "100m", "32Mi")).await;
+    assert_eq!([sim.instances(&uid), sim.instances(&part)], kept);
+    assert_eq!(state(&sim), ("0".to_owned(), vec![uid]));
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_memory_of_a_guaranteed_pod_is_not_resized_with_the_policy_static() {
+    let text = "Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\"";
+    let args = [
+        "--memory-manager-policy=Static",
+        "--kube-reserved=memory=100Mi",
+        "--reserved-memory=0:memory=100Mi",
+    ];
+    let sim = start(Options::default(), PAIR, &args).await;
+    let uid = sim.create(guaranteed("web", "1"));
+    sim.wait_ready("web").await;
+    assert_eq!(resources(&sim, &uid, "web").cpuset_mems, "0");
+    let state = || std::fs::read(sim.root_dir().join("memory_manager_state")).unwrap();
+    let kept = (state(), sim.instances(&uid));
+    resize(&sim, "web", "1", "48Mi");
+    wait_infeasible(&sim, "web", text).await;
+    sim.restart(Service::PodSync).await;
+    let _next = sim.create(pods::single("next"));
+    sim.wait_ready("next").await;
+    wait_infeasible(&sim, "web", text).await;
+    assert_eq!(resources(&sim, &uid, "web").memory_limit_in_bytes, 32 << 20);
+    resize(&sim, "web", "1", "32Mi");
+    sim.wait_pod("web", "it is as before", |seen| is_resized(seen, "1", "32Mi")).await;
+    assert_eq!((state(), sim.instances(&uid)), kept);
     sim.finish().await;
 }
 

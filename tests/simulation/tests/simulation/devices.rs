@@ -338,3 +338,53 @@ async fn the_status_of_a_pod_has_the_health_of_its_devices() {
     wait_health(&sim, "web", &[("d1", "Healthy"), ("d2", "Unhealthy")]).await;
     sim.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_status_of_a_failed_pod_keeps_the_health_of_its_devices() {
+    let sim = Sim::start(Options::default()).await;
+    sim.disturb();
+    let plugin = start_plugin(&sim, &["d1"]).await;
+    wait_node(&sim, "1", "1").await;
+    let mut pod = with_devices("web", 1);
+    pod["spec"]["restartPolicy"] = json!("Never");
+    let uid = sim.create(pod);
+    sim.wait_ready("web").await;
+    plugin.list(&["!d1"]);
+    wait_health(&sim, "web", &[("d1", "Unhealthy")]).await;
+    let container = sim.runtime.newest(&uid, "c-web").unwrap().id().to_owned();
+    assert!(sim.runtime.exit(&container, 1));
+    sim.wait_pod("web", "it has failed", |seen| seen.phase() == "Failed").await;
+    wait_health(&sim, "web", &[("d1", "Unhealthy")]).await;
+    // The device is free, and its later health is not that of the pod.
+    plugin.list(&["d1"]);
+    wait_node(&sim, "1", "1").await;
+    sim.restart(Service::PodSync).await;
+    let _plugin = start_plugin(&sim, &["d1"]).await;
+    let _next = sim.create(with_devices("next", 1));
+    sim.wait_ready("next").await;
+    wait_health(&sim, "web", &[("d1", "Unhealthy")]).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_the_gate_the_status_of_a_pod_has_no_health() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    sim.set_pod_sync_args(&["--feature-gates=ResourceHealthStatus=false"]);
+    sim.start_all();
+    let plugin = start_plugin(&sim, &["d1"]).await;
+    wait_node(&sim, "1", "1").await;
+    let uid = sim.create(with_devices("web", 1));
+    sim.wait_ready("web").await;
+    plugin.list(&["!d1"]);
+    wait_node(&sim, "1", "0").await;
+    // A status that is written later has none, either.
+    let mut pod = pods::single("next");
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(2);
+    let _next = sim.create(pod);
+    sim.wait_ready("next").await;
+    let container = sim.runtime.newest(&uid, "c-web").unwrap().id().to_owned();
+    assert!(sim.runtime.exit(&container, 1));
+    let seen = sim.wait_pod("web", "it has restarted", |seen| seen.restarts() == 1 && seen.is_ready()).await;
+    assert_eq!(seen.0["status"]["containerStatuses"][0]["allocatedResourcesStatus"], Value::Null);
+    sim.finish().await;
+}

@@ -9,7 +9,9 @@ use pod_sync_machine::{CacheId, CoreId, CpuId, CpuPlace, CpuSet, CpuTopology, Nu
 pub(crate) enum CpuOrder {
     /// Core by core.
     Packed,
-    /// Socket by socket, by number: on most machines one thread of each core comes first.
+    /// Socket by socket: a thread of each core, then another one of each core, by number. Released kubelets
+    /// take the threads by number alone, which is the same where second threads have the higher numbers and
+    /// all cores are free (kubernetes/kubernetes#140766).
     Spread,
 }
 
@@ -155,7 +157,7 @@ impl<'a> Accumulator<'a> {
     pub(crate) fn take_remaining(&mut self) {
         let cpus = match self.order {
             CpuOrder::Packed => self.sorted_cpus_by_core(),
-            CpuOrder::Spread => self.sorted_cpus_by_socket(),
+            CpuOrder::Spread => self.sorted_cpus_by_thread(),
         };
         for cpu in cpus {
             if self.is_satisfied() {
@@ -225,9 +227,25 @@ impl<'a> Accumulator<'a> {
         cores.flat_map(|core| self.free_where(|place| place.core == core)).collect()
     }
 
-    fn sorted_cpus_by_socket(&self) -> Vec<CpuId> {
+    fn sorted_cpus_by_thread(&self) -> Vec<CpuId> {
         let sockets = self.sorted_sockets().into_iter();
-        sockets.flat_map(|socket| self.free_where(|place| place.socket == socket)).collect()
+        sockets.flat_map(|socket| self.sorted_threads(socket)).collect()
+    }
+
+    /// Returns the free CPUs of a socket: the first of each core, then the second of each core, and so on.
+    fn sorted_threads(&self, socket: SocketId) -> Vec<CpuId> {
+        let mut seen: BTreeMap<CoreId, usize> = BTreeMap::new();
+        let on_socket = self.free.iter().filter(|(_, place)| place.socket == socket);
+        let mut threads: Vec<(usize, CpuId)> = on_socket
+            .map(|(cpu, place)| {
+                let before = seen.entry(place.core).or_default();
+                let round = *before;
+                *before = before.saturating_add(1);
+                (round, *cpu)
+            })
+            .collect();
+        threads.sort_unstable();
+        threads.into_iter().map(|(_, cpu)| cpu).collect()
     }
 }
 

@@ -238,6 +238,38 @@ fn devices_of_two_resources_with_one_id_have_a_health_of_their_own() {
 }
 
 #[test]
+fn a_device_is_reserved_during_its_call_whatever_changes_meanwhile() {
+    // kubernetes/kubernetes#137534: the devices in use were computed from the records while a call was in
+    // flight, and another pod got the same device.
+    let mut inventory = serving("a b c");
+    give(&mut inventory, "q", "c");
+    let reservation = inventory.reserve(GPU, ids("a"));
+    let check = |inventory: &DeviceInventory, free: &str| {
+        assert_eq!(decide(inventory, "r", 1, AT), free.split_whitespace().next().unwrap());
+        let available = free.split_whitespace().count();
+        let text = format!(
+            "requested number of devices unavailable for a.com/gpu. Requested: 3, Available: {available}"
+        );
+        assert_eq!(decide(inventory, "r", 3, AT), text);
+    };
+    check(&inventory, "b");
+    assert!(inventory.release("q"));
+    check(&inventory, "b c");
+    let number = inventory.registration(GPU).unwrap().0;
+    inventory.list(GPU, number, listed("a !b c")).unwrap();
+    check(&inventory, "c");
+    let number = inventory.register(GPU, PluginOptions::default(), AT);
+    inventory.list(GPU, number, listed("a b c")).unwrap();
+    check(&inventory, "b c");
+    inventory.commit(reservation, "p", "main", Vec::new());
+    check(&inventory, "b c");
+    let reservation = inventory.reserve(GPU, ids("b"));
+    check(&inventory, "c");
+    inventory.cancel(reservation);
+    check(&inventory, "b c");
+}
+
+#[test]
 fn a_device_is_recorded_below_each_of_its_numa_nodes() {
     let mut inventory = DeviceInventory::default();
     let number = inventory.register(GPU, PluginOptions::default(), AT);

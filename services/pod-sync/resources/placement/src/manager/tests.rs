@@ -66,6 +66,43 @@ async fn running_containers_follow_the_shared_cpus_and_a_restart_changes_nothing
     assert!(!open(temp.path()).has_exclusive_cpus(&uid));
 }
 
+/// Returns the shared CPUs in thousandths, the exclusive CPUs, and those of each NUMA node, as metrics.
+fn gauges() -> [i64; 4] {
+    let text = quintlet_telemetry::metrics::text();
+    let value = |name: &str| {
+        let prefix = format!("kubelet_cpu_manager_{name} ");
+        text.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap().parse().unwrap()
+    };
+    [
+        value("shared_pool_size_millicores"),
+        value("exclusive_cpu_allocation_count"),
+        value(r#"allocation_per_numa{numa_node="0"}"#),
+        value(r#"allocation_per_numa{numa_node="1"}"#),
+    ]
+}
+
+#[tokio::test]
+async fn the_metrics_of_cpus_follow_pods_and_are_the_same_after_a_restart() {
+    let temp = tempfile::tempdir().unwrap();
+    write_machine(&temp.path().join("sys"), 2);
+    let placement = open(temp.path());
+    // One of the eight CPUs is reserved.
+    assert_eq!(gauges(), [7000, 0, 0, 0]);
+    placement.admit(&single("p", "2", "1Gi"), &no_devices).await.unwrap();
+    assert_eq!(gauges(), [5000, 2, 2, 0]);
+    let rejected = placement.admit(&single("r", "6", "1Gi"), &no_devices).await;
+    assert!(rejected.is_err());
+    placement.admit(&single("q", "3", "1Gi"), &no_devices).await.unwrap();
+    assert_eq!(placement.container(&PodUid::parse("q").unwrap(), "main").cpus, "3-5");
+    assert_eq!(gauges(), [2000, 5, 3, 2]);
+    let placement = open(temp.path());
+    assert_eq!(gauges(), [2000, 5, 3, 2]);
+    placement.release(&PodUid::parse("p").unwrap()).await;
+    assert_eq!(gauges(), [4000, 3, 1, 2]);
+    placement.release(&PodUid::parse("q").unwrap()).await;
+    assert_eq!(gauges(), [7000, 0, 0, 0]);
+}
+
 #[tokio::test]
 async fn a_running_pod_is_not_rejected_if_its_cpus_are_lost() {
     let temp = tempfile::tempdir().unwrap();

@@ -247,6 +247,12 @@ fn a_memory_limit_is_not_decreased_below_usage() {
     }
     let updates = [update("a", Some(200), Some(100))];
     assert_eq!(memory_decrease_error(&group(None, 0), &wanted(None), &updates, |_| None), None, "not known");
+    // kubernetes/kubernetes#141100: the kubelet names the usage of the pod, and crashes if that is unknown.
+    let updates = [update("a", Some(200), Some(100)), update("b", Some(300), Some(250))];
+    let usage = |id: &ContainerId| Some(if *id == updates[0].id { 150 } else { 90 });
+    let text = "attempting to set container \"a\" memory limit (100) below current usage (150)";
+    let error = memory_decrease_error(&group(None, 240), &wanted(None), &updates, usage);
+    assert_eq!(error.as_deref(), Some(&*format!("cannot decrease memory limits: {text}")));
 }
 
 #[test]
