@@ -69,25 +69,23 @@ check: install
 	$(STEP) "build and lints" env $(LINTED) $(CARGO) build --workspace --all-targets --locked
 	$(STEP) "documentation" env $(LINTED) scripts/doc.sh
 
-# The checks that need no build.
+# The checks that need no build, as many at a time as there are processors. All failures are reported, each check's output as a whole.
+FILE_CHECKS := words docs helm-lint blocking parts comment-width unused-dependencies cargo-deny file-writes crate-lints module-graph paused-clock \
+	systemd test-targets proto message-limits dockerfile
 check-files:
-	scripts/crate-lints.sh
-	scripts/test-targets.py
-	scripts/comment-width.py
-	scripts/paused-clock.py
-	scripts/blocking.py
-	scripts/module-graph.py
-	scripts/parts.py
-	scripts/unused-dependencies.py
-	scripts/file-writes.py
-	scripts/message-limits.py
-	scripts/words.py
+	$(MAKE) --no-print-directory --keep-going --output-sync=target -j$$(nproc) $(FILE_CHECKS:%=check-%)
+
+CHECKS_OF_SCRIPTS := $(foreach check,$(FILE_CHECKS),$(if $(wildcard scripts/$(check).*),check-$(check)))
+CHECKS_OF_TESTS := $(foreach check,$(FILE_CHECKS),$(if $(wildcard tests/$(check).*),check-$(check)))
+.PHONY: $(FILE_CHECKS:%=check-%)
+$(CHECKS_OF_SCRIPTS): check-%:
+	$(wildcard scripts/$*.*)
+$(CHECKS_OF_TESTS): check-%:
+	$(wildcard tests/$*.*)
+check-cargo-deny:
 	$$(scripts/tool.sh cargo-deny) --locked --all-features check --hide-inclusion-graph bans licenses sources
+check-proto:
 	cd proto && buf=$$(../scripts/tool.sh buf) && $$buf lint && $$buf format --diff --exit-code && $$buf breaking --against baseline.binpb
-	scripts/helm-lint.sh
-	tests/systemd.sh
-	tests/dockerfile.sh
-	tests/docs.py
 
 # All tests, including those with a real containerd, which run the binary of `make quick`. Needs root. FAST=1: the tests that need neither
 # that binary nor a minute. CHANGED=1: the tests of the crates that depend on what has changed since main or BASE. Both are for the work

@@ -9,8 +9,6 @@ use proptest::sample::{Index, select};
 /// Inputs of a target.
 #[derive(Debug, Clone)]
 pub struct TargetInputs {
-    /// Name of the target and of its corpus.
-    pub target: &'static str,
     /// Generates structured inputs.
     pub shape: BoxedStrategy<Vec<u8>>,
     /// Words that mutations insert into inputs.
@@ -27,9 +25,10 @@ enum Mutation {
 }
 
 impl TargetInputs {
-    /// Returns a strategy: two of three inputs are structured, the others are mutations of the corpus.
-    pub fn strategy(&self) -> BoxedStrategy<Vec<u8>> {
-        let corpus: Vec<Vec<u8>> = corpus(self.target).into_iter().map(|(_, bytes)| bytes).collect();
+    /// Returns a strategy: two of three inputs are structured, the others are mutations of the corpus of
+    /// `target`.
+    pub fn strategy(&self, target: &str) -> BoxedStrategy<Vec<u8>> {
+        let corpus: Vec<Vec<u8>> = corpus(target).into_iter().map(|(_, bytes)| bytes).collect();
         let words: Vec<Vec<u8>> = self.words.iter().map(|w| w.as_bytes().to_vec()).collect();
         let word = prop_oneof![3 => select(words), 1 => vec(any::<u8>(), 0..8)];
         let mutation = prop_oneof![

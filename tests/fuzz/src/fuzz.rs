@@ -9,6 +9,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
+use proptest::strategy::BoxedStrategy;
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 
 use quintlet_testkit::budget::cases;
@@ -96,19 +97,26 @@ fn cpu() -> Duration {
     Duration::from(now)
 }
 
-/// Runs a target until a check fails or the budget is used. Returns the number of inputs.
+/// Runs `check` on the inputs of a target until one fails or the budget is used. Returns the number of
+/// inputs.
 ///
 /// # Errors
 /// Returns the first failure, shrunk.
 ///
 /// # Panics
 /// Panics if the thread of the target ends without a result.
-pub fn run(inputs: fn() -> TargetInputs, check: Check, budget: Budget) -> Result<u64, Box<FailingInput>> {
+pub fn run(
+    target: &'static str,
+    inputs: fn() -> TargetInputs,
+    check: Check,
+    budget: Budget,
+) -> Result<u64, Box<FailingInput>> {
     let current = Arc::new(std::sync::Mutex::new(None));
     let (sender, results) = mpsc::channel();
     let shown = Arc::clone(&current);
     std::thread::spawn(move || {
-        let outcome = until_found(&inputs(), check, budget, &shown);
+        let strategy = inputs().strategy(target);
+        let outcome = until_found(&strategy, check, budget, &shown);
         // The receiver is dropped once the thread has exceeded its limit.
         let _ = sender.send(outcome);
     });
@@ -131,12 +139,11 @@ pub fn run(inputs: fn() -> TargetInputs, check: Check, budget: Budget) -> Result
 }
 
 fn until_found(
-    inputs: &TargetInputs,
+    strategy: &BoxedStrategy<Vec<u8>>,
     check: Check,
     budget: Budget,
     current: &std::sync::Mutex<Option<(Vec<u8>, Instant)>>,
 ) -> Result<u64, FailingInput> {
-    let strategy = inputs.strategy();
     let began = Instant::now();
     let mut tried = 0;
     let is_left = |tried| match budget {
@@ -150,7 +157,7 @@ fn until_found(
             max_shrink_time: SHRINK_MS,
             ..Config::default()
         };
-        let outcome = TestRunner::new(config).run(&strategy, |input: Vec<u8>| {
+        let outcome = TestRunner::new(config).run(strategy, |input: Vec<u8>| {
             *current.lock().expect("no thread panics with this lock") = Some((input.clone(), Instant::now()));
             one(check, &input).map_err(TestCaseError::fail)
         });

@@ -6,15 +6,15 @@ use quintlet_fuzz::fuzz::{budget, keep, one, run};
 use quintlet_fuzz::targets::Target;
 
 fn the_property_holds_for_the_corpus(target: &Target) {
-    for (file, input) in corpus((target.inputs)().target) {
+    for (file, input) in corpus(target.name) {
         let checked = std::panic::catch_unwind(|| one(target.check, &input));
         assert!(matches!(checked, Ok(Ok(()))), "{file}: {checked:?}");
     }
 }
 
 fn the_property_holds_for_new_inputs(target: &Target) {
-    let name = (target.inputs)().target;
-    match run(target.inputs, target.check, budget()) {
+    let name = target.name;
+    match run(name, target.inputs, target.check, budget()) {
         Ok(tried) => {
             println!("{name}: {tried} inputs");
             assert!(tried > 0, "no input was tried");
@@ -32,7 +32,8 @@ fn the_property_holds_for_new_inputs(target: &Target) {
 const PLANTED: u32 = 12;
 
 fn a_planted_bug_is_found(target: &Target) {
-    let found = run(target.inputs, target.planted, budget() * PLANTED).expect_err("the bug is in every run");
+    let found = run(target.name, target.inputs, target.planted, budget() * PLANTED)
+        .expect_err("the bug is in every run");
     assert_eq!(one(target.check, &found.input), Ok(()), "the product has the bug too: {found:?}");
 }
 

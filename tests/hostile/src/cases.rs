@@ -203,7 +203,7 @@ impl Cases {
             }
             class => {
                 let named = class.extremes().into_iter().find(|(name, _)| name == extreme);
-                named.map(|(_, value)| value).expect("a case has the name of an extreme value of its class")
+                named.map(|(_, value)| value()).expect("a case has the name of an extreme value of its class")
             }
         }
     }

@@ -358,6 +358,13 @@ pub const MIB: usize = 1 << 20;
 /// Levels of the deepest paths.
 pub const LEVELS: usize = 20_000;
 
+/// Name of an extreme value, and the function that builds it.
+pub type Extreme = (&'static str, fn() -> Value);
+
+fn extreme(name: &'static str, value: fn() -> Value) -> Extreme {
+    (name, value)
+}
+
 impl Class {
     /// Returns a valid value.
     #[must_use]
@@ -376,78 +383,87 @@ impl Class {
         }
     }
 
-    /// Returns the named extreme values, the worst first. Lists and maps have none here, since their items
-    /// depend on the field.
+    /// Returns the named extreme values, the worst first, each with the function that builds it: some have a
+    /// mebibyte. Lists and maps have none here, since their items depend on the field.
     #[must_use]
-    pub fn extremes(self) -> Vec<(&'static str, Value)> {
-        let long = || json!("x".repeat(MIB));
+    pub fn extremes(self) -> Vec<Extreme> {
         match self {
-            Self::Flag => vec![("true", json!(true)), ("false", json!(false))],
+            Self::Flag => vec![extreme("true", || json!(true)), extreme("false", || json!(false))],
             Self::Int32 => {
-                vec![("max", json!(i32::MAX)), ("min", json!(i32::MIN)), ("-1", json!(-1)), ("0", json!(0))]
+                vec![
+                    extreme("max", || json!(i32::MAX)),
+                    extreme("min", || json!(i32::MIN)),
+                    extreme("-1", || json!(-1)),
+                    extreme("0", || json!(0)),
+                ]
             }
             Self::Int64 => {
-                vec![("max", json!(i64::MAX)), ("min", json!(i64::MIN)), ("-1", json!(-1)), ("0", json!(0))]
+                vec![
+                    extreme("max", || json!(i64::MAX)),
+                    extreme("min", || json!(i64::MIN)),
+                    extreme("-1", || json!(-1)),
+                    extreme("0", || json!(0)),
+                ]
             }
             Self::Port => vec![
-                ("max", json!(i32::MAX)),
-                ("min", json!(i32::MIN)),
-                ("65536", json!(65_536)),
-                ("0", json!(0)),
-                ("unknown-name", json!("nowhere")),
-                ("1-mib", long()),
+                extreme("max", || json!(i32::MAX)),
+                extreme("min", || json!(i32::MIN)),
+                extreme("65536", || json!(65_536)),
+                extreme("0", || json!(0)),
+                extreme("unknown-name", || json!("nowhere")),
+                extreme("1-mib", || json!("x".repeat(MIB))),
             ],
             Self::Quantity => vec![
-                ("max", json!("9223372036854775807")),
-                ("beyond-max", json!("99999999999999999999999999999999999999999Ei")),
-                ("min", json!("-9223372036854775808")),
-                ("tiny", json!("0.000000000000000000000000000000001")),
-                ("exponent", json!("1e2147483647")),
-                ("no-quantity", json!("many")),
-                ("empty", json!("")),
-                ("1-mib", json!("9".repeat(MIB))),
+                extreme("max", || json!("9223372036854775807")),
+                extreme("beyond-max", || json!("99999999999999999999999999999999999999999Ei")),
+                extreme("min", || json!("-9223372036854775808")),
+                extreme("tiny", || json!("0.000000000000000000000000000000001")),
+                extreme("exponent", || json!("1e2147483647")),
+                extreme("no-quantity", || json!("many")),
+                extreme("empty", || json!("")),
+                extreme("1-mib", || json!("9".repeat(MIB))),
             ],
             Self::Time => vec![
-                ("last", json!("9999-12-31T23:59:59Z")),
-                ("first", json!("0001-01-01T00:00:00Z")),
-                ("no-time", json!("now")),
+                extreme("last", || json!("9999-12-31T23:59:59Z")),
+                extreme("first", || json!("0001-01-01T00:00:00Z")),
+                extreme("no-time", || json!("now")),
             ],
             Self::Word(_) => {
-                vec![("unknown-word", json!("Sideways")), ("empty", json!("")), ("1-mib", long())]
+                vec![
+                    extreme("unknown-word", || json!("Sideways")),
+                    extreme("empty", || json!("")),
+                    extreme("1-mib", || json!("x".repeat(MIB))),
+                ]
             }
             Self::Name(_) => vec![
-                ("253-letters", json!("x".repeat(253))),
-                ("1-mib", long()),
-                ("empty", json!("")),
-                ("upwards", json!("../../../etc")),
-                ("control", json!("a\u{0}\n\u{1b}[2J\u{202e}z")),
+                extreme("253-letters", || json!("x".repeat(253))),
+                extreme("1-mib", || json!("x".repeat(MIB))),
+                extreme("empty", || json!("")),
+                extreme("upwards", || json!("../../../etc")),
+                extreme("control", || json!("a\u{0}\n\u{1b}[2J\u{202e}z")),
             ],
             Self::Path(_) => vec![
-                ("20000-levels", json!("a/".repeat(LEVELS))),
-                ("upwards", json!("../".repeat(200) + "etc/passwd")),
-                ("1-mib", long()),
-                ("empty", json!("")),
-                ("control", json!("/a\u{0}\n\u{1b}[2J\u{202e}z")),
+                extreme("20000-levels", || json!("a/".repeat(LEVELS))),
+                extreme("upwards", || json!("../".repeat(200) + "etc/passwd")),
+                extreme("1-mib", || json!("x".repeat(MIB))),
+                extreme("empty", || json!("")),
+                extreme("control", || json!("/a\u{0}\n\u{1b}[2J\u{202e}z")),
             ],
             Self::Image => vec![
-                ("250-letters-of-host", json!(format!("{}:5000/app:1", "a".repeat(250)))),
-                ("1-mib", long()),
-                ("20000-levels", json!("a/".repeat(LEVELS) + "a:1")),
-                ("empty", json!("")),
-                ("control", json!("a\u{0}\n\u{1b}[2J\u{202e}z")),
+                extreme("250-letters-of-host", || json!(format!("{}:5000/app:1", "a".repeat(250)))),
+                extreme("1-mib", || json!("x".repeat(MIB))),
+                extreme("20000-levels", || json!("a/".repeat(LEVELS) + "a:1")),
+                extreme("empty", || json!("")),
+                extreme("control", || json!("a\u{0}\n\u{1b}[2J\u{202e}z")),
             ],
             Self::Text(_) => vec![
-                ("1-mib", long()),
-                ("control", json!("a\u{0}\n\u{1b}[2J\u{202e}z")),
-                ("references", json!("$(A)".repeat(1000))),
-                ("empty", json!("")),
+                extreme("1-mib", || json!("x".repeat(MIB))),
+                extreme("control", || json!("a\u{0}\n\u{1b}[2J\u{202e}z")),
+                extreme("references", || json!("$(A)".repeat(1000))),
+                extreme("empty", || json!("")),
             ],
             Self::Json => {
-                let mut deep = json!({});
-                for _ in 0..100 {
-                    deep = json!({ "f:x": deep });
-                }
-                vec![("100-levels", deep)]
+                vec![extreme("100-levels", || (0..100).fold(json!({}), |deep, _| json!({ "f:x": deep })))]
             }
             Self::List(_) | Self::Map(_) => Vec::new(),
         }

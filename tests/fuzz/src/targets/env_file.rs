@@ -9,7 +9,7 @@ use super::Target;
 use crate::bytes::{self, TargetInputs};
 
 /// See [`Target`].
-pub const TARGET: Target = Target { inputs, check, planted };
+pub const TARGET: Target = Target { name: "env_file", inputs, check, planted };
 
 type Find = fn(&str, &str) -> Result<Option<String>, usize>;
 
@@ -28,11 +28,7 @@ fn inputs() -> TargetInputs {
         1 => Just("A=\n".to_owned()),
     ];
     let shape = vec(line, 0..12).prop_map(|lines| lines.concat().into_bytes()).boxed();
-    TargetInputs {
-        target: "env_file",
-        shape,
-        words: &["A=", "='", "'\n", "'", "#", "\r\n", "\n", "A='1'", "\u{0}"],
-    }
+    TargetInputs { shape, words: &["A=", "='", "'\n", "'", "#", "\r\n", "\n", "A='1'", "\u{0}"] }
 }
 
 fn check(input: &[u8]) -> Result<(), String> {

@@ -11,7 +11,7 @@ use super::Target;
 use crate::bytes::{self, TargetInputs};
 
 /// See [`Target`].
-pub const TARGET: Target = Target { inputs, check, planted };
+pub const TARGET: Target = Target { name: "log_query", inputs, check, planted };
 
 type Query = fn(&str) -> Result<Option<Journal>, QueryError>;
 
@@ -50,7 +50,6 @@ fn inputs() -> TargetInputs {
         })
         .boxed();
     TargetInputs {
-        target: "log_query",
         shape,
         words: &["query=", "&", "tailLines=", "pattern=", "%00", "%0a", "%2d", "--", "+", "="],
     }

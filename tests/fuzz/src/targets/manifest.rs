@@ -14,7 +14,7 @@ use super::Target;
 use crate::bytes::TargetInputs;
 
 /// See [`Target`].
-pub const TARGET: Target = Target { inputs, check, planted };
+pub const TARGET: Target = Target { name: "manifest", inputs, check, planted };
 
 /// Tests of every field cover longer values.
 const SHORT: usize = 4_096;
@@ -50,7 +50,6 @@ fn inputs() -> TargetInputs {
     ];
     let shape = vec(document, 1..4).prop_map(|documents| documents.join("\n---\n").into_bytes()).boxed();
     TargetInputs {
-        target: "manifest",
         shape,
         words: &[
             "\n---\n", "---", "...", "&a", "*a", "!!binary", "|\n", "\t", "{", "}", "[", "]", ": ", "null",

@@ -15,7 +15,9 @@ use crate::fuzz::Check;
 /// The inputs and checks of one parser.
 #[derive(Debug)]
 pub struct Target {
-    /// The inputs of the target.
+    /// Name of the target and of its corpus.
+    pub name: &'static str,
+    /// Builds the inputs of the target, which may take seconds.
     pub inputs: fn() -> TargetInputs,
     /// The check of the product.
     pub check: Check,

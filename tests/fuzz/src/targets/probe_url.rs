@@ -10,7 +10,7 @@ use super::Target;
 use crate::bytes::{self, TargetInputs};
 
 /// See [`Target`].
-pub const TARGET: Target = Target { inputs, check, planted };
+pub const TARGET: Target = Target { name: "probe_url", inputs, check, planted };
 
 const HOST: &str = "10.0.0.1";
 const PORT: u16 = 8080;
@@ -39,7 +39,6 @@ fn inputs() -> TargetInputs {
     let shape =
         (path, location).prop_map(|(path, location)| format!("{path}\n{location}").into_bytes()).boxed();
     TargetInputs {
-        target: "probe_url",
         shape,
         words: &["/", "../", "./", "%", "%2e", "?", "#", "://", "@", ":", "[", "]", "\r", " "],
     }

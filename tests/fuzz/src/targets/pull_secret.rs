@@ -9,7 +9,7 @@ use super::Target;
 use crate::bytes::TargetInputs;
 
 /// See [`Target`].
-pub const TARGET: Target = Target { inputs, check, planted };
+pub const TARGET: Target = Target { name: "pull_secret", inputs, check, planted };
 
 fn inputs() -> TargetInputs {
     let piece = select(vec![
@@ -28,7 +28,6 @@ fn inputs() -> TargetInputs {
         .prop_map(|(host, port, path)| format!("{host}{port}{path}"));
     let shape = (key, repository).prop_map(|(key, repository)| format!("{key}\n{repository}").into_bytes());
     TargetInputs {
-        target: "pull_secret",
         shape: shape.boxed(),
         words: &["*", "?", "[", "]", "\\", "-", "^", ":5000", ".", "/", "*a*a*a"],
     }

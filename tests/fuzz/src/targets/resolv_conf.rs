@@ -9,7 +9,7 @@ use super::Target;
 use crate::bytes::{self, TargetInputs};
 
 /// See [`Target`].
-pub const TARGET: Target = Target { inputs, check, planted };
+pub const TARGET: Target = Target { name: "resolv_conf", inputs, check, planted };
 
 fn inputs() -> TargetInputs {
     let word = prop_oneof![
@@ -27,7 +27,6 @@ fn inputs() -> TargetInputs {
     });
     let shape = prop_oneof![15 => vec(line, 0..12).prop_map(|lines| lines.concat()), 1 => many];
     TargetInputs {
-        target: "resolv_conf",
         shape: shape.prop_map(String::into_bytes).boxed(),
         words: &["nameserver ", "search ", "options ", "\n", ".", " . ", "ndots:", ":", "#", "\u{a0}", "\r"],
     }

@@ -14,7 +14,7 @@ use super::Target;
 use crate::bytes::TargetInputs;
 
 /// See [`Target`].
-pub const TARGET: Target = Target { inputs, check, planted };
+pub const TARGET: Target = Target { name: "spdy", inputs, check, planted };
 
 /// Streams of the client; their IDs are odd.
 const STREAMS: u32 = 3;
@@ -52,7 +52,6 @@ fn inputs() -> TargetInputs {
     let any_frame = prop_oneof![6 => data, 2 => control, 1 => short, 2 => ping, 1 => endless];
     let shape = vec(any_frame, 0..24).prop_map(|frames| frames.concat()).boxed();
     TargetInputs {
-        target: "spdy",
         shape,
         words: &["\u{0}\u{0}\u{0}\u{1}", "\u{0}\u{0}\u{0}\u{3}\u{1}\u{0}\u{0}\u{0}", "\u{0}", "\u{1}"],
     }

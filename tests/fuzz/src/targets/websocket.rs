@@ -17,7 +17,7 @@ use super::Target;
 use crate::bytes::TargetInputs;
 
 /// See [`Target`].
-pub const TARGET: Target = Target { inputs, check, planted };
+pub const TARGET: Target = Target { name: "websocket", inputs, check, planted };
 
 /// Bounds a failure only: everything is in memory.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -67,7 +67,6 @@ fn inputs() -> TargetInputs {
     });
     let shape = vec(message, 0..16).prop_map(|messages| messages.concat()).boxed();
     TargetInputs {
-        target: "websocket",
         shape,
         words: &["\u{2}\u{0}\u{1}\u{0}", "\u{2}\u{0}\u{2}\u{0}a", "\u{0}", "\u{8}\u{0}\u{0}"],
     }

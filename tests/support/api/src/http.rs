@@ -90,7 +90,7 @@ async fn handle(State(server): State<Arc<Server>>, request: HttpRequest) -> Resp
     let header = |name: header::HeaderName| {
         parts.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned()
     };
-    let json_body = if body.is_empty() { Ok(Value::Null) } else { serde_json::from_slice(&body) };
+    let json_body = if body.is_empty() { Ok(Value::Null) } else { crate::reply::parse(&body) };
     let record = Request {
         verb: verb.to_owned(),
         resource: target.resource.to_owned(),

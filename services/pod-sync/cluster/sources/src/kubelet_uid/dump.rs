@@ -46,9 +46,10 @@ impl Dumper<'_> {
                 self.text(" ");
             }
             let _ = write!(self.out, "{}:({})", field.name, field.go_type);
-            match (field.key, find(field.go_type, self.version)) {
-                ("", Some(embedded)) => self.structure(embedded, object),
-                _ => self.value(field.go_type, object.get(field.key)),
+            let embedded = if field.key.is_empty() { find(field.go_type, self.version) } else { None };
+            match embedded {
+                Some(embedded) => self.structure(embedded, object),
+                None => self.value(field.go_type, object.get(field.key)),
             }
         }
         self.text("}");

@@ -10,10 +10,12 @@ use super::layout::{Structure, field, structure};
 
 /// Returns the struct with this name, or `None` if the type is not a struct of the table.
 pub(super) fn find(name: &str, version: KubeletVersion) -> Option<&'static Structure> {
-    STRUCTURES.iter().find(|found| found.name == name && found.is_in(version))
+    let first = STRUCTURES.partition_point(|found| found.name < name);
+    STRUCTURES[first..].iter().take_while(|found| found.name == name).find(|found| found.is_in(version))
 }
 
-const STRUCTURES: &[Structure] = &[
+/// The structs, sorted by name. One whose layout has changed has an entry per layout.
+static STRUCTURES: &[Structure] = &[
     structure(
         "core.AWSElasticBlockStoreVolumeSource",
         &[
@@ -1394,3 +1396,21 @@ const STRUCTURES: &[Structure] = &[
     ),
     structure("v1.TypeMeta", &[field("Kind", "kind", "string"), field("APIVersion", "apiVersion", "string")]),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_struct_of_the_table_is_found_in_each_version_that_has_it_and_no_other_type_is() {
+        for structure in STRUCTURES {
+            for version in KubeletVersion::ALL.into_iter().filter(|version| structure.is_in(*version)) {
+                let found = find(structure.name, version);
+                assert!(found.is_some_and(|found| std::ptr::eq(found, structure)), "{}", structure.name);
+            }
+        }
+        for other in ["", "*core.Pod", "core.PodPhase", "core.Po", "core.Podd", "string", "zzz"] {
+            assert!(find(other, KubeletVersion::NEWEST).is_none(), "{other}");
+        }
+    }
+}
