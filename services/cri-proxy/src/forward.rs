@@ -5,11 +5,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderMap, Request, Response};
+use http::{Request, Response};
 use hyper::body::Incoming;
 use quintlet_kit::clock::Clock;
 use quintlet_model::outcome::Outcome;
-use quintlet_telemetry::propagate;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 use tracing::{Instrument as _, Span, field};
@@ -175,7 +174,7 @@ impl Forwarder {
         {
             return refusal.into_response();
         }
-        let span = span(service, method, socket, &head.headers);
+        let span = span(service, method, socket);
         let headers = reply::forwardable_headers(&head.headers);
         let methods = row.and_then(lists::list_methods).filter(|methods| methods.is_stream);
         let work = async {
@@ -225,9 +224,9 @@ fn label(service: &str, method: &str) -> &'static str {
     row.map_or(OTHER, |row| row.method)
 }
 
-/// Creates the span of a call.
-pub(crate) fn span(service: &str, method: &str, socket: Socket, headers: &HeaderMap) -> Span {
-    let span = tracing::info_span!(
+/// Creates the span of a call. The layers of the socket continue the trace of the caller.
+pub(crate) fn span(service: &str, method: &str, socket: Socket) -> Span {
+    tracing::info_span!(
         "cri",
         otel.name = method,
         otel.status_code = field::Empty,
@@ -238,7 +237,5 @@ pub(crate) fn span(service: &str, method: &str, socket: Socket, headers: &Header
         queued_ms = field::Empty,
         outcome = field::Empty,
         joined = field::Empty,
-    );
-    propagate::set_parent(&span, headers);
-    span
+    )
 }

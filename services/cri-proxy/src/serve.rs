@@ -9,12 +9,14 @@ use futures::future::BoxFuture;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::control::control;
 use quintlet_kit::gathered::Gathered;
 use quintlet_kit::local_authority::LocalAuthority;
 use quintlet_kit::reflection::Reflection;
 use quintlet_kit::socket::{Peer, PeerPolicy, bind_unix};
+use quintlet_kit::stack::{ContinueTraceLayer, CountLayer};
 use quintlet_kit::{contain, server, task, timers};
 use quintlet_proto::runtime::v1 as pb;
 use tokio::net::{UnixListener, UnixStream};
@@ -187,6 +189,7 @@ impl Proxy {
                 .add_service(pb::container_logs_server::ContainerLogsServer::new(logs.clone()));
             let of_socket = self.config.uids.iter().filter(|(allowed_on, _)| *allowed_on == socket);
             let of_socket: Vec<u32> = of_socket.map(|(_, uid)| *uid).collect();
+            let routes = Routes::from(routes.into_axum_router().layer(CountLayer));
             let server_of_socket = SocketServer {
                 socket,
                 routes: routes.prepare(),
@@ -288,19 +291,24 @@ impl SocketServer {
 
     async fn serve_connection(self, stream: UnixStream, peer: Peer) {
         let (socket, close_connections) = (self.socket, self.close_connections.clone());
-        let service = hyper::service::service_fn(move |request| {
-            let server_of_socket = self.clone();
-            // Boxed, since a call's future is large and a connection may have thousands.
-            let answer: BoxFuture<'static, Response<Body>> =
-                Box::pin(server_of_socket.answer_contained(request, peer));
-            async move { Ok::<_, Infallible>(answer.await) }
-        });
+        // Without a deadline layer: `policy` has the deadlines of calls to the runtime.
+        let service = tower::ServiceBuilder::new().layer(ContinueTraceLayer).service_fn(
+            move |request: Request<Incoming>| {
+                // Boxed, since a call's future is large and a connection may have thousands.
+                let answer: BoxFuture<'static, Result<Response<Body>, Infallible>> =
+                    Box::pin(self.clone().answer_contained(request, peer));
+                answer
+            },
+        );
         let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .max_concurrent_streams(MAX_STREAMS)
             .max_header_list_size(MAX_HEADERS)
             .auto_date_header(false)
-            .serve_connection(TokioIo::new(LocalAuthority::new(Gathered::new(stream))), service);
+            .serve_connection(
+                TokioIo::new(LocalAuthority::new(Gathered::new(stream))),
+                TowerToHyperService::new(service),
+            );
         let mut connection = Box::pin(connection);
         // Neither arm loses anything: the connection is only borrowed.
         let ended = tokio::select! {
@@ -318,24 +326,26 @@ impl SocketServer {
     }
 
     // Without this, a panic would end the connection with all other calls on it.
-    async fn answer_contained(self, request: Request<Incoming>, peer: Peer) -> Response<Body> {
+    async fn answer_contained(
+        self,
+        request: Request<Incoming>,
+        peer: Peer,
+    ) -> Result<Response<Body>, Infallible> {
         let work = contain::Work::of_request(request.headers());
         let answered = contain::contained_request(work, Box::pin(self.answer(request, peer))).await;
-        answered.unwrap_or_else(|panic| Reply::panicked(&panic).into_response())
+        answered.unwrap_or_else(|panic| Ok(Reply::panicked(&panic).into_response()))
     }
 
-    async fn answer(self, mut request: Request<Incoming>, peer: Peer) -> Response<Body> {
+    async fn answer(self, mut request: Request<Incoming>, peer: Peer) -> Result<Response<Body>, Infallible> {
         let own = policy::split_path(request.uri().path()).is_some_and(|(service, method)| {
             policy::decide(self.socket, service, method) == CallDecision::Local
         });
         if !own {
-            return self.forwarder.forward(self.socket, request).await;
+            return Ok(self.forwarder.forward(self.socket, request).await);
         }
         request.extensions_mut().insert(peer);
-        match self.routes.oneshot(request.map(tonic::body::Body::new)).await {
-            Ok(response) => response.map(reply::boxed),
-            Err(never) => match never {},
-        }
+        let response = self.routes.oneshot(request.map(tonic::body::Body::new)).await?;
+        Ok(response.map(reply::boxed))
     }
 }
 

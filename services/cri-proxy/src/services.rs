@@ -136,7 +136,7 @@ impl pb::probe_exec_server::ProbeExec for ProbeExecService {
         &self,
         request: Request<pb::ProbeExecRequest>,
     ) -> Result<Response<pb::ProbeExecReply>, Status> {
-        let (metadata, _, request) = request.into_parts();
+        let request = request.into_inner();
         if request.timeout_seconds == 0 {
             return Err(Status::invalid_argument("timeout_seconds must be at least 1"));
         }
@@ -162,7 +162,7 @@ impl pb::probe_exec_server::ProbeExec for ProbeExecService {
             held: Reservation::default(),
             short_output: Some(MAX_OUTPUT),
         };
-        let span = forward::span(call.policy.service, call.policy.method, Socket::Probe, metadata.as_ref());
+        let span = forward::span(call.policy.service, call.policy.method, Socket::Probe);
         let reply = self.forwarder.run(&call).instrument(span).await;
         let status = reply.status();
         match status.code() {

@@ -11,16 +11,15 @@ use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use quintlet_cri_api::v1;
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
-use quintlet_kit::contain::NamingInterceptor;
 use quintlet_kit::lists::{self, List, MAX_MESSAGE};
 use quintlet_kit::neighbour::Neighbour;
+use quintlet_kit::stack::Caller;
 use quintlet_model::ids::PodRef;
 use quintlet_model::labels;
 use quintlet_model::runtime::{Container, Sandbox};
 use quintlet_proto::runtime::v1::runtime_event::Event;
 use quintlet_proto::runtime::v1::runtime_events_client::RuntimeEventsClient;
 use quintlet_proto::runtime::v1::{RuntimeEvent, WatchHintsRequest};
-use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 
@@ -42,8 +41,7 @@ impl CriRuntime {
     /// Creates a client that connects on demand. `limit` applies to each list and each status.
     #[must_use]
     pub fn new(socket: PathBuf, limit: Duration) -> Self {
-        let channel = quintlet_kit::socket::channel(socket.clone());
-        let service = InterceptedService::new(channel, NamingInterceptor);
+        let service = quintlet_kit::socket::caller(socket.clone());
         let client = RuntimeServiceClient::new(service.clone()).max_decoding_message_size(MAX_MESSAGE);
         Self { socket, client, service, limit }
     }
@@ -63,7 +61,7 @@ impl CriRuntime {
     }
 }
 
-type Service = InterceptedService<Channel, NamingInterceptor>;
+type Service = Caller<Channel>;
 
 impl CriRuntime {
     /// Reads all items of a list, or none if the stream fails.

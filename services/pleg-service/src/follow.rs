@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use quintlet_kit::messages::Bounded;
 use quintlet_kit::neighbour::Neighbour;
 use quintlet_kit::server::HealthHandle;
+use quintlet_kit::stack::Caller;
 use quintlet_model::convert::pod_runtime;
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::{Cursor, PodRuntime};
@@ -22,11 +23,9 @@ use quintlet_proto::pleg::v1 as pb;
 use quintlet_proto::pleg::v1::pleg_client::PlegClient;
 use quintlet_proto::pleg::v1::pleg_server::Pleg;
 use quintlet_proto::pleg::v1::watch_event::Event;
-use quintlet_telemetry::propagate::{self, PropagatingInterceptor};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
@@ -47,7 +46,7 @@ const SILENCE: Duration = Duration::from_secs(15);
 /// Limit of a call for the leader's health.
 const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 
-type Leader = PlegClient<InterceptedService<Channel, PropagatingInterceptor>>;
+type Leader = PlegClient<Caller<Channel>>;
 
 /// State of the connection to the leader.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,10 +91,10 @@ type Snapshot = Vec<(PodRuntime, Option<Trace>)>;
 
 impl Follower {
     pub(crate) fn new(socket: PathBuf, readers: Readers, stop: CancellationToken) -> Self {
-        let channel = quintlet_kit::socket::channel(socket.clone());
+        let leader = PlegClient::new(quintlet_kit::socket::caller(socket.clone()));
         Self {
             socket: socket.into(),
-            leader: PlegClient::with_interceptor(channel, PropagatingInterceptor),
+            leader,
             peer: Arc::new(Neighbour::new("pleg-service (the leader)", &[])),
             readers,
             metrics: FollowerMetrics::new(),
@@ -281,7 +280,6 @@ impl Pleg for Follower {
         request: Request<pb::ObserveRequest>,
     ) -> Result<Response<pb::ObserveReply>, Status> {
         let span = tracing::info_span!("Observe", pod.uid = request.get_ref().uid, forwarded = true);
-        propagate::set_parent(&span, request.metadata());
         let mut leader = self.leader.clone();
         let health = async move { leader.observe(request.into_inner()).await };
         let answer = health.instrument(span).await.map_err(|e| placed(e, &self.socket))?;

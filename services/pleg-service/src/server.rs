@@ -57,7 +57,6 @@ impl Pleg for PlegService {
         request: Request<pb::ObserveRequest>,
     ) -> Result<Response<pb::ObserveReply>, Status> {
         let span = tracing::info_span!("Observe", pod.uid = request.get_ref().uid);
-        propagate::set_parent(&span, request.metadata());
         let request = request.into_inner();
         async move {
             let uid = pod_uid(&request.uid)?;

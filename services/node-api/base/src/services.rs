@@ -8,6 +8,7 @@ use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::messages::{timely, whole_within};
 use quintlet_kit::neighbour::admit;
 use quintlet_kit::paths::{CriSocket, Paths, socket_names};
+use quintlet_kit::stack::Caller;
 use quintlet_kit::{socket, task};
 use quintlet_proto::debug::v1::debug_client::DebugClient;
 use quintlet_proto::debug::v1::{ConfigRequest, MetricsRequest};
@@ -18,8 +19,6 @@ use quintlet_proto::podsync::v1::watch_pods_event::Event;
 use quintlet_proto::podsync::v1::{
     CheckpointRequest, GetPodRequest, ListStorageReply, ListStorageRequest, PodView, WatchPodsRequest,
 };
-use quintlet_telemetry::PropagatingInterceptor;
-use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 use tonic_health::pb::HealthCheckRequest;
@@ -35,7 +34,7 @@ const QUICK: Duration = Duration::from_secs(2);
 const MAX_ANSWER: usize = 64 << 20;
 
 /// A connection whose calls are in the trace of the request that they serve.
-pub type TracedChannel = InterceptedService<Channel, PropagatingInterceptor>;
+pub type TracedChannel = Caller<Channel>;
 
 /// Clients of pod-sync and cri-proxy.
 #[derive(Debug, Clone)]
@@ -60,9 +59,8 @@ impl Services {
     /// Creates clients for the sockets at `paths`.
     #[must_use]
     pub fn new(paths: Paths) -> Self {
-        let traced = |path| InterceptedService::new(socket::channel(path), PropagatingInterceptor);
-        let podsync = traced(paths.podsync());
-        let cri = traced(paths.cri(CriSocket::NodeApi));
+        let podsync = socket::caller(paths.podsync());
+        let cri = socket::caller(paths.cri(CriSocket::NodeApi));
         Self { paths, podsync, cri }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use quintlet_kit::contain::NamingInterceptor;
+use quintlet_kit::stack::Caller;
 use quintlet_proto::runtime::v1::ProbeExecRequest;
 use quintlet_proto::runtime::v1::probe_exec_client::ProbeExecClient;
 use tonic::Code;
@@ -28,7 +28,7 @@ pub(super) async fn probe(
     let timeout_seconds = u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX);
     let mut request = tonic::Request::new(ProbeExecRequest { container_id, command, timeout_seconds, grant });
     request.set_timeout(timeout.saturating_add(CALL_MARGIN));
-    let mut client = ProbeExecClient::with_interceptor(channel, NamingInterceptor);
+    let mut client = ProbeExecClient::new(Caller::new(channel));
     let reply = match client.exec(request).await {
         Ok(reply) => reply.into_inner(),
         Err(status) => {

@@ -14,9 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 use std::task::{Context, Poll};
 
-use http::HeaderMap;
-use quintlet_telemetry::propagate::PropagatingInterceptor;
-use tonic::metadata::{MetadataMap, MetadataValue};
+use http::{HeaderMap, HeaderValue};
 
 /// Exit code of a process that ends because of a panic (`sysexits.h`: `EX_SOFTWARE`).
 pub const EXIT_PANIC: i32 = 70;
@@ -155,26 +153,15 @@ pub fn current() -> Option<Work> {
     CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
 }
 
-/// Adds UID and priority of the pod that this thread works for, if any, to the metadata of a request.
-pub fn name_pod(metadata: &mut MetadataMap) {
-    let Some(work) = current() else { return };
-    if let Ok(uid) = MetadataValue::try_from(work.uid()) {
-        metadata.insert(POD_UID_HEADER, uid);
+/// Adds UID and priority of the pod that this thread works for, if its UID is known, to the headers of a
+/// request.
+pub fn name_pod(headers: &mut HeaderMap) {
+    let Some(work) = current().filter(|work| !work.uid().is_empty()) else { return };
+    if let Ok(uid) = HeaderValue::try_from(work.uid()) {
+        headers.insert(POD_UID_HEADER, uid);
     }
     if work.is_critical() {
-        metadata.insert(CRITICAL_HEADER, MetadataValue::from_static("true"));
-    }
-}
-
-/// Adds the trace context and the UID of the pod to each request of a client.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NamingInterceptor;
-
-impl tonic::service::Interceptor for NamingInterceptor {
-    fn call(&mut self, request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
-        let mut request = PropagatingInterceptor.call(request)?;
-        name_pod(request.metadata_mut());
-        Ok(request)
+        headers.insert(CRITICAL_HEADER, HeaderValue::from_static("true"));
     }
 }
 
@@ -387,12 +374,12 @@ mod tests {
     }
 
     #[test]
-    fn the_priority_of_a_pod_is_in_the_metadata_of_its_requests() {
+    fn the_priority_of_a_pod_is_in_the_headers_of_its_requests() {
         for is_critical in [false, true] {
             let work = Work::new("u1", "").with_priority(is_critical);
-            let mut metadata = MetadataMap::new();
-            contained_now(&work, || name_pod(&mut metadata)).unwrap();
-            let received = Work::of_request(&metadata.into_headers()).unwrap();
+            let mut headers = HeaderMap::new();
+            contained_now(&work, || name_pod(&mut headers)).unwrap();
+            let received = Work::of_request(&headers).unwrap();
             assert_eq!((received.uid(), received.is_critical()), ("u1", is_critical));
         }
     }

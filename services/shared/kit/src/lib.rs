@@ -42,6 +42,7 @@ pub mod service;
 pub mod signals;
 pub mod slots;
 pub mod socket;
+pub mod stack;
 pub mod stalls;
 pub mod status_code;
 pub mod subscribe;

@@ -20,12 +20,12 @@ use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
 
 use crate::clock::Clock;
-use crate::contain;
 use crate::control::control;
 use crate::messages::{self, Bounded};
 use crate::reflection::Reflection;
 use crate::slots::Share;
 use crate::socket::{Peer, PeerPolicy, at_most, incoming};
+use crate::stack;
 
 /// Time limit for open calls after a server stops.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -233,13 +233,14 @@ impl Server {
             router = router.fallback_service(fallback);
         }
         let connect_policy = policy.clone().and(&observers);
+        router = router.layer(stack::server());
+        // Outside of the other layers, so that a rejected call chooses no label of a metric.
         if !observers.is_empty() {
             let policy = Arc::new(policy);
             router = router.layer(axum::middleware::from_fn(move |request, next| {
                 observe_only(policy.clone(), request, next)
             }));
         }
-        let router = router.layer(axum::middleware::from_fn(contain_call));
         let routes = Routes::from(router);
         let share = guests.map_or(Share::UNLIMITED, |guests| guests.connections);
         let connections = at_most(share, incoming(listener, connect_policy));
@@ -267,17 +268,6 @@ impl Server {
 
 /// Path prefixes of the methods that observers may call.
 const OBSERVABLE: [&str; 2] = ["/grpc.health.v1.Health/", "/quintlet.debug.v1.Debug/"];
-
-// A panic in a call fails that call with INTERNAL. Otherwise it would end the connection and all other calls
-// of the client.
-async fn contain_call(
-    request: axum::extract::Request,
-    next: axum::middleware::Next,
-) -> axum::response::Response {
-    let work = contain::Work::of_request(request.headers());
-    let called = contain::contained_request(work, next.run(request)).await;
-    called.unwrap_or_else(|panic| Status::internal(panic.to_string()).into_http())
-}
 
 /// Rejects calls of users that the policy does not allow, except for [`OBSERVABLE`] methods.
 async fn observe_only(

@@ -23,6 +23,7 @@ use crate::gathered::Gathered;
 use crate::local_authority::LocalAuthority;
 use crate::rate::LogInterval;
 use crate::slots::{ReachedLimit, Share, Slot, Slots};
+use crate::stack::Caller;
 
 /// Interval of HTTP/2 keepalive pings on an idle connection. A unix socket reports at once that its peer has
 /// ended, so pings only find a server that is suspended or hangs. Servers of clients that are part of
@@ -307,6 +308,12 @@ pub const MAX_TRAILERS: u32 = 16 << 20;
 #[must_use]
 pub fn channel(path: PathBuf) -> Channel {
     endpoint().connect_with_connector_lazy(tower_connector(path))
+}
+
+/// Returns a [`channel`] that adds the trace and the pod of the caller to each request.
+#[must_use]
+pub fn caller(path: PathBuf) -> Caller<Channel> {
+    Caller::new(channel(path))
 }
 
 /// Does the same as [`channel`] with a window of this size for the connection and for each stream. With

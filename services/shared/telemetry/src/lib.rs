@@ -29,7 +29,6 @@ use tracing_subscriber::reload;
 pub use export::{ALL_TRACES, Machine};
 pub use logs::{LogFormat, LogOutput, write_line};
 pub use otlp::{OtlpError, TlsError};
-pub use propagate::PropagatingInterceptor;
 pub use repeat_filter::REPEAT_INTERVAL;
 pub use ring::{RING_BYTES, RingProcessor, SpanRing, ring};
 

@@ -1,11 +1,15 @@
 //! Propagates the W3C trace context between processes: in the metadata of calls and in the `trace` field of
 //! stream messages.
+use std::pin::Pin;
+use std::task::Poll;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::Context;
-use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator as _};
+use opentelemetry::propagation::{Extractor, TextMapPropagator as _};
 use opentelemetry::trace::TraceContextExt as _;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use quintlet_proto::common::v1::Trace;
-use tonic::metadata::{AsciiMetadataKey, KeyRef, MetadataMap, MetadataValue};
+use tonic::metadata::{KeyRef, MetadataMap};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
@@ -63,15 +67,15 @@ impl TraceSource for MetadataMap {
     }
 }
 
-impl TraceSource for http::HeaderMap {
+impl TraceSource for HeaderMap {
     fn trace_context(&self) -> Context {
-        struct Headers<'a>(&'a http::HeaderMap);
+        struct Headers<'a>(&'a HeaderMap);
         impl Extractor for Headers<'_> {
             fn get(&self, key: &str) -> Option<&str> {
                 self.0.get(key).and_then(|v| v.to_str().ok())
             }
             fn keys(&self) -> Vec<&str> {
-                self.0.keys().map(http::HeaderName::as_str).collect()
+                self.0.keys().map(HeaderName::as_str).collect()
             }
         }
         if !self.contains_key(TRACEPARENT) {
@@ -108,23 +112,53 @@ pub fn trace_of(span: &Span) -> Option<Trace> {
     })
 }
 
-/// Adds the context of the current span, if any, to the metadata of a call.
-pub fn inject(metadata: &mut MetadataMap) {
-    struct Writer<'a>(&'a mut MetadataMap);
-    impl Injector for Writer<'_> {
-        fn set(&mut self, key: &str, value: String) {
-            let parsed = (AsciiMetadataKey::from_bytes(key.as_bytes()), MetadataValue::try_from(value));
-            if let (Ok(key), Ok(value)) = parsed {
-                self.0.insert(key, value);
-            }
+/// Adds the context of the current span, if any, to the headers of a request.
+pub fn inject(headers: &mut HeaderMap) {
+    let mut set = |key: &'static str, value: String| {
+        if let Ok(value) = HeaderValue::try_from(value) {
+            headers.insert(key, value);
+        }
+    };
+    if let Some(trace) = current_trace() {
+        set(TRACEPARENT, trace.traceparent);
+        if !trace.tracestate.is_empty() {
+            set(TRACESTATE, trace.tracestate);
         }
     }
-    if let Some(trace) = current_trace() {
-        let mut writer = Writer(metadata);
-        writer.set(TRACEPARENT, trace.traceparent);
-        if !trace.tracestate.is_empty() {
-            writer.set(TRACESTATE, trace.tracestate);
-        }
+}
+
+/// Returns the trace context that a request carries, for [`continued`]. `None` if it carries none.
+pub fn remote_context(headers: &HeaderMap) -> Option<Context> {
+    let context = headers.trace_context();
+    context.span().span_context().is_valid().then_some(context)
+}
+
+/// Runs a future whose spans are children of `context`, unless they have another parent. Tasks that the
+/// future spawns do not inherit the context.
+///
+/// Cancellation safety: the same as that of the future.
+pub fn continued<F: Future>(context: Option<Context>, future: F) -> Continued<F> {
+    Continued { context, future }
+}
+
+pin_project_lite::pin_project! {
+    /// A future that continues a trace, from [`continued`].
+    #[derive(Debug)]
+    #[must_use = "futures do nothing unless they are awaited"]
+    pub struct Continued<F> {
+        context: Option<Context>,
+        #[pin]
+        future: F,
+    }
+}
+
+impl<F: Future> Future for Continued<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let _attached = this.context.clone().map(Context::attach);
+        this.future.poll(cx)
     }
 }
 
@@ -144,17 +178,6 @@ pub fn current_trace_id() -> Option<String> {
     let span = context.span();
     let context = span.span_context();
     context.is_valid().then(|| context.trace_id().to_string())
-}
-
-/// Adds the context of the current span to each call of a client.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct PropagatingInterceptor;
-
-impl tonic::service::Interceptor for PropagatingInterceptor {
-    fn call(&mut self, mut request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
-        inject(request.metadata_mut());
-        Ok(request)
-    }
 }
 
 #[cfg(test)]
@@ -188,9 +211,9 @@ mod tests {
 
     #[test]
     fn nothing_is_injected_outside_a_span() {
-        let mut metadata = MetadataMap::new();
-        inject(&mut metadata);
-        assert!(metadata.is_empty());
+        let mut headers = HeaderMap::new();
+        inject(&mut headers);
+        assert!(headers.is_empty());
         assert_eq!(current_trace(), None);
     }
 }

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use parking_lot::RwLock;
+use quintlet_kit::messages::timely;
 use quintlet_kit::neighbour::Neighbour;
+use quintlet_kit::stack::Caller;
 use quintlet_model::convert;
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::{Cursor, Known, SharedPodRuntime};
@@ -75,7 +77,7 @@ struct Cache {
 /// Client of pleg-service, with a cache of the latest runtime state of every pod.
 #[derive(Debug)]
 pub struct Pleg {
-    client: PlegClient<Channel>,
+    client: PlegClient<Caller<Channel>>,
     peer: Neighbour,
     cache: RwLock<Cache>,
     wakes: Arc<WorkerWakeups>,
@@ -85,7 +87,7 @@ impl Pleg {
     /// Creates a client of the socket at `path`, which need not exist yet.
     #[must_use]
     pub fn new(path: PathBuf, wakes: Arc<WorkerWakeups>) -> Self {
-        let channel = quintlet_kit::socket::channel(path);
+        let channel = quintlet_kit::socket::caller(path);
         let peer = Neighbour::new("pleg-service", &[]);
         Self { client: PlegClient::new(channel), peer, cache: RwLock::default(), wakes }
     }
@@ -107,13 +109,9 @@ impl Pleg {
     /// new list, too.
     pub async fn observe(&self, uid: &PodUid, known: Known, full: bool) -> Result<Observed, ObserveError> {
         self.peer.check().map_err(|s| ObserveError::Unavailable(s.message().to_owned()))?;
-        let mut request = tonic::Request::new(request(uid, &known, full));
-        quintlet_telemetry::propagate::inject(request.metadata_mut());
-        quintlet_kit::contain::name_pod(request.metadata_mut());
         let mut client = self.client.clone();
-        let reply = tokio::time::timeout(OBSERVE, client.observe(request))
+        let reply = timely(OBSERVE, client.observe(request(uid, &known, full)))
             .await
-            .map_err(|_| ObserveError::Unavailable("no answer".to_owned()))?
             .map_err(|s| ObserveError::Unavailable(s.message().to_owned()))?
             .into_inner();
         let at = Cursor::from(reply.cursor.unwrap_or_default());
@@ -178,13 +176,10 @@ impl Pleg {
         self.peer.check().map_err(|s| PlegHealthError::Unavailable(s.message().to_owned()))?;
         let mut client = self.client.clone();
         let reply = client.health(wire::HealthRequest {});
-        match tokio::time::timeout(HEALTH, reply).await {
-            Ok(Ok(reply)) => match reply.into_inner() {
-                health if health.healthy => Ok(()),
-                health => Err(PlegHealthError::Unhealthy(health.message)),
-            },
-            Ok(Err(status)) => Err(PlegHealthError::Unavailable(status.message().to_owned())),
-            Err(_) => Err(PlegHealthError::Unavailable("no answer".to_owned())),
+        match timely(HEALTH, reply).await.map(tonic::Response::into_inner) {
+            Ok(health) if health.healthy => Ok(()),
+            Ok(health) => Err(PlegHealthError::Unhealthy(health.message)),
+            Err(status) => Err(PlegHealthError::Unavailable(status.message().to_owned())),
         }
     }
 

@@ -14,6 +14,7 @@ use quintlet_cri_api::v1::image_service_client::ImageServiceClient;
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::clock::{self, Clock, FAR, bounded};
 use quintlet_kit::lists;
+use quintlet_kit::stack::Caller;
 use quintlet_model::ids::{ContainerId, SandboxId};
 use quintlet_model::outcome::{
     DEADLINE_HEADER, JOIN_ONLY_HEADER, OUTCOME_TRAILER, OWNER_EPOCH_HEADER, Outcome,
@@ -65,9 +66,9 @@ impl CallError {
 /// Client of the container runtime, through cri-proxy, with the rights of the owner of the pods.
 #[derive(Debug, Clone)]
 pub struct Runtime {
-    runtime: RuntimeServiceClient<Channel>,
-    images: ImageServiceClient<Channel>,
-    channel: Channel,
+    runtime: RuntimeServiceClient<Caller<Channel>>,
+    images: ImageServiceClient<Caller<Channel>>,
+    channel: Caller<Channel>,
     epoch: u64,
     clock: Clock,
     /// Limit of a call (`runtimeRequestTimeout`).
@@ -148,7 +149,7 @@ impl Runtime {
     /// Creates a client of the socket at `path`, which need not exist yet. A call is limited to `call`.
     #[must_use]
     pub fn new(path: PathBuf, epoch: u64, clock: Clock, call: Duration) -> Self {
-        let channel = quintlet_kit::socket::channel(path);
+        let channel = quintlet_kit::socket::caller(path);
         let unknown = quintlet_telemetry::metrics::counter(
             "quintlet_runtime_calls_unknown",
             "Runtime calls that were sent and whose outcome is unknown",
@@ -180,8 +181,6 @@ impl Runtime {
             DEADLINE_HEADER,
             MetadataValue::from(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX)),
         );
-        quintlet_telemetry::propagate::inject(metadata);
-        quintlet_kit::contain::name_pod(metadata);
         request
     }
 

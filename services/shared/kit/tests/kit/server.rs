@@ -8,7 +8,7 @@ use quintlet_kit::control::ControlService;
 use quintlet_kit::messages::whole;
 use quintlet_kit::server::{GuestLimits, HealthHandle, Server};
 use quintlet_kit::slots::Share;
-use quintlet_kit::socket::{Peer, PeerPolicy, bind_unix, channel, wait_ready};
+use quintlet_kit::socket::{Peer, PeerPolicy, bind_unix, caller, channel, wait_ready};
 use quintlet_proto::debug::v1::control_client::ControlClient;
 use quintlet_proto::debug::v1::control_server::Control;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
@@ -16,8 +16,8 @@ use quintlet_proto::debug::v1::{SetLogFilterRequest, TracesRequest};
 use quintlet_proto::runtime::v1::probe_exec_client::ProbeExecClient;
 use quintlet_proto::runtime::v1::probe_exec_server::{ProbeExec, ProbeExecServer};
 use quintlet_proto::runtime::v1::{ProbeExecReply, ProbeExecRequest};
-use quintlet_telemetry::propagate::{current_trace_id, set_parent};
-use quintlet_telemetry::{PropagatingInterceptor, TelemetryOptions};
+use quintlet_telemetry::TelemetryOptions;
+use quintlet_telemetry::propagate::current_trace_id;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -53,7 +53,6 @@ impl ProbeExec for Echo {
         }
         assert_ne!(request.get_ref().timeout_seconds, 61, "no such timeout");
         let span = tracing::info_span!("Exec", pod.uid = request.get_ref().container_id);
-        set_parent(&span, request.metadata());
         let uid = request.extensions().get::<Peer>().map(|p| p.uid);
         let trace = async { current_trace_id() }.instrument(span).await;
         let output = format!("{} {uid:?} {}", trace.unwrap_or_default(), self.name);
@@ -192,7 +191,7 @@ async fn a_server_for_guests_has_its_services_alone_and_few_connections_and_call
 async fn a_trace_propagates_from_client_to_server_and_into_the_ring() {
     quintlet_telemetry::init("kit-test", &TelemetryOptions::default()).unwrap();
     let server = start(PeerPolicy::Any).await;
-    let mut client = ProbeExecClient::with_interceptor(channel(server.path.clone()), PropagatingInterceptor);
+    let mut client = ProbeExecClient::new(caller(server.path.clone()));
     let span = tracing::info_span!("pass", pod.uid = "u-1");
     let (mine, reply) =
         async { (current_trace_id().unwrap(), client.exec(request("u-1", 1)).await.unwrap()) }
@@ -209,6 +208,40 @@ async fn a_trace_propagates_from_client_to_server_and_into_the_ring() {
     let (pass, exec) = (find("pass"), find("Exec"));
     assert_eq!(exec.parent_span_id, pass.span_id);
     assert_eq!((pass.parent_span_id.as_str(), exec.service.as_str()), ("", "kit-test"));
+}
+
+#[tokio::test]
+async fn a_guest_whose_deadline_passes_gets_deadline_exceeded_and_is_counted_once() {
+    let server = start(PeerPolicy::Any).await;
+    let stream = tokio::net::UnixStream::connect(&server.path).await.unwrap();
+    let (executor, io) = (hyper_util::rt::TokioExecutor::new(), hyper_util::rt::TokioIo::new(stream));
+    // tonic's client has a timer of its own for the header.
+    let (mut client, connection) = hyper::client::conn::http2::handshake(executor, io).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let message = prost::Message::encode_to_vec(&request("c", 60));
+    let head = [&[0], u32::try_from(message.len()).unwrap().to_be_bytes().as_slice()].concat();
+    let body = axum::body::Body::from([head, message].concat());
+    let call = http::Request::post("http://x/quintlet.runtime.v1.ProbeExec/Exec")
+        .header("content-type", "application/grpc")
+        .header("grpc-timeout", "100m")
+        .body(body)
+        .unwrap();
+    let answer = tokio::time::timeout(LIMIT, client.send_request(call)).await.unwrap().unwrap();
+    assert_eq!(answer.headers()["grpc-status"], "4", "{answer:?}");
+    drop(answer);
+    let counted = || {
+        let text = quintlet_telemetry::metrics::text();
+        let line = text.lines().find(|line| line.contains("method=\"Exec\",code=\"DeadlineExceeded\""));
+        line.map(|line| line.rsplit(' ').next().unwrap().to_owned())
+    };
+    let ended = async {
+        while counted().is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, ended).await.expect("the call is counted");
+    assert_eq!(counted().as_deref(), Some("1"));
+    connection.abort();
 }
 
 #[tokio::test]
