@@ -28,8 +28,13 @@ impl ProbeRates {
     }
 
     /// Replaces the share of a pod, and returns the periods of its probes. `None` gives the share back.
-    pub(crate) fn request(&self, uid: &PodUid, wanted: Option<FastProbes>) -> GrantedPeriods {
-        let RateGrant { periods, again } = self.shares.lock().request(uid, wanted);
+    pub(crate) fn request(
+        &self,
+        uid: &PodUid,
+        namespace: &str,
+        wanted: Option<FastProbes>,
+    ) -> GrantedPeriods {
+        let RateGrant { periods, again } = self.shares.lock().request(uid, namespace, wanted);
         for uid in again {
             self.wakeups.wake(&uid);
         }

@@ -140,7 +140,8 @@ impl PodProbes {
     fn request_periods(&mut self, pod: &Pod) -> GrantedPeriods {
         let found = probe_period::fast_probes(pod);
         let wanted = found.as_ref().ok().copied().flatten();
-        let periods = self.rates.request(&self.uid, wanted);
+        let periods =
+            self.rates.request(&self.uid, pod.metadata.namespace.as_deref().unwrap_or_default(), wanted);
         let problem = match found {
             Ok(None) => None,
             Ok(Some(wanted)) => not_granted(&wanted, periods, self.rates.limits()),
@@ -164,7 +165,7 @@ impl PodProbes {
     /// Ends the probes of the pod.
     pub(super) fn remove_targets(&mut self) {
         self.probes.remove(&self.uid);
-        self.rates.request(&self.uid, None);
+        self.rates.request(&self.uid, "", None);
         self.basis = None;
     }
 
