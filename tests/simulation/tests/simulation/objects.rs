@@ -248,9 +248,8 @@ async fn objects_are_read_at_each_sync_by_get_and_after_their_time_to_live_by_ca
             let ttl = |node: &mut Value| {
                 node["metadata"]["annotations"]["node.alpha.kubernetes.io/ttl"] = json!("0")
             };
-            let node = sim.api.list("nodes")[0]["metadata"]["name"].as_str().unwrap().to_owned();
             assert_eq!(requests(&sim, "configmaps")[0], 1, "one request");
-            sim.api.edit("nodes", "", &node, ttl).unwrap();
+            sim.api.edit("nodes", "", NODE, ttl).unwrap();
         }
         wait_content(&path, "2", LONG).await;
         let [gets, lists, watches] = requests(&sim, "configmaps");
