@@ -15,6 +15,8 @@ use kube::api::Api;
 use kube::runtime::watcher;
 use parking_lot::RwLock;
 use quintlet_model::ids::PodUid;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -241,50 +243,12 @@ impl ClusterView {
     pub async fn watch_runtime_classes(self: Arc<Self>, client: kube::Client, stop: CancellationToken) {
         let stream =
             watcher(Api::<Lenient<RuntimeClass>>::all(client), watcher::Config::default().any_semantic());
-        futures::pin_mut!(stream);
-        let named = |class: RuntimeClass| (class.metadata.name.unwrap_or_default(), class.handler);
-        let mut list = KnownList::open(self.lists.as_deref(), ".runtime-classes").await;
-        let mut fresh = BTreeMap::new();
-        loop {
-            // Both arms keep their position.
-            let event = tokio::select! {
-                event = next(&mut stream, "runtime classes", &stop) => event,
-                task = list.task() => {
-                    match task {
-                        ListTask::Use(kept) => *self.runtime_classes.write() = Some(kept),
-                        ListTask::Write => {
-                            let classes = self.runtime_classes.read().clone();
-                            list.write(classes).await;
-                        }
-                    }
-                    continue;
-                }
-            };
-            match event {
-                None => return,
-                Some(watcher::Event::Init) => {
-                    fresh.clear();
-                    continue;
-                }
-                Some(watcher::Event::InitApply(class)) => {
-                    fresh.extend([named(class)]);
-                    continue;
-                }
-                Some(watcher::Event::InitDone) => {
-                    *self.runtime_classes.write() = Some(std::mem::take(&mut fresh));
-                }
-                Some(watcher::Event::Apply(class)) => {
-                    self.runtime_classes.write().get_or_insert_default().extend([named(class)]);
-                }
-                Some(watcher::Event::Delete(class)) => {
-                    let (name, _) = named(class);
-                    if let Some(all) = self.runtime_classes.write().as_mut() {
-                        all.remove(&name);
-                    }
-                }
-            }
-            list.changed();
-        }
+        let list = KnownList::open(self.lists.as_deref(), ".runtime-classes").await;
+        let publish = |all: &BTreeMap<Key, String>| {
+            let handlers = all.iter().map(|((_, name), handler)| (name.clone(), handler.clone()));
+            *self.runtime_classes.write() = Some(handlers.collect());
+        };
+        follow(stream, "runtime classes", list, |class: RuntimeClass| class.handler, publish, &stop).await;
     }
 
     /// Reads the Node now. The watch may deliver an older version afterwards, followed by this one.
@@ -329,48 +293,67 @@ impl ClusterView {
     /// Watches the Services until `stop`.
     pub async fn watch_services(self: Arc<Self>, client: kube::Client, stop: CancellationToken) {
         let stream = watcher(Api::<Lenient<Service>>::all(client), watcher::Config::default().any_semantic());
-        futures::pin_mut!(stream);
-        let mut list = KnownList::<Vec<Arc<Service>>>::open(self.lists.as_deref(), ".services").await;
-        let mut all: BTreeMap<Key, Arc<Service>> = BTreeMap::new();
-        let mut fresh = BTreeMap::new();
-        loop {
-            // Both arms keep their position.
-            let event = tokio::select! {
-                event = next(&mut stream, "services", &stop) => event,
-                task = list.task() => {
-                    match task {
-                        ListTask::Use(kept) => *self.services.write() = Some(Arc::new(kept)),
-                        ListTask::Write => list.write(all.values().cloned().collect::<Vec<_>>()).await,
-                    }
-                    continue;
-                }
-            };
-            match event {
-                None => return,
-                // The list begins, and nothing is known of it yet.
-                Some(watcher::Event::Init) => {
-                    fresh.clear();
-                    continue;
-                }
-                Some(watcher::Event::InitApply(service)) => {
-                    fresh.insert(key(&service.metadata), Arc::new(without_unused_fields(service)));
-                    continue;
-                }
-                Some(watcher::Event::InitDone) => all = std::mem::take(&mut fresh),
-                Some(watcher::Event::Apply(service)) => {
-                    let (key, service) = (key(&service.metadata), without_unused_fields(service));
-                    if all.get(&key).is_some_and(|known| **known == service) {
-                        continue;
-                    }
-                    all.insert(key, Arc::new(service));
-                }
-                Some(watcher::Event::Delete(service)) => {
-                    all.remove(&key(&service.metadata));
-                }
-            }
+        let list = KnownList::open(self.lists.as_deref(), ".services").await;
+        let publish = |all: &BTreeMap<Key, Arc<Service>>| {
             *self.services.write() = Some(Arc::new(all.values().cloned().collect()));
-            list.changed();
+        };
+        let value = |service| Arc::new(without_unused_fields(service));
+        follow(stream, "services", list, value, publish, &stop).await;
+    }
+}
+
+/// Publishes the objects of a watch, after its first list and after each change of one. The kept list is
+/// published while the watch delivers none.
+async fn follow<K, V>(
+    stream: impl futures::Stream<Item = Result<watcher::Event<Lenient<K>>, watcher::Error>>,
+    watch: &'static str,
+    mut list: KnownList<Vec<(Key, V)>>,
+    value: impl Fn(K) -> V,
+    publish: impl Fn(&BTreeMap<Key, V>),
+    stop: &CancellationToken,
+) where
+    K: kube::Resource + Default,
+    V: Clone + PartialEq + Serialize + DeserializeOwned + Send + 'static,
+{
+    futures::pin_mut!(stream);
+    let (mut all, mut fresh) = (BTreeMap::new(), BTreeMap::new());
+    loop {
+        // Both arms keep their position.
+        let event = tokio::select! {
+            event = next(&mut stream, watch, stop) => event,
+            task = list.task() => {
+                match task {
+                    ListTask::Use(kept) => publish(&kept.into_iter().collect()),
+                    ListTask::Write => list.write(all.clone().into_iter().collect::<Vec<_>>()).await,
+                }
+                continue;
+            }
+        };
+        match event {
+            None => return,
+            // The list begins, and nothing is known of it yet.
+            Some(watcher::Event::Init) => {
+                fresh.clear();
+                continue;
+            }
+            Some(watcher::Event::InitApply(object)) => {
+                fresh.insert(key(object.meta()), value(object));
+                continue;
+            }
+            Some(watcher::Event::InitDone) => all = std::mem::take(&mut fresh),
+            Some(watcher::Event::Apply(object)) => {
+                let (key, value) = (key(object.meta()), value(object));
+                if all.get(&key) == Some(&value) {
+                    continue;
+                }
+                all.insert(key, value);
+            }
+            Some(watcher::Event::Delete(object)) => {
+                all.remove(&key(object.meta()));
+            }
         }
+        publish(&all);
+        list.changed();
     }
 }
 
