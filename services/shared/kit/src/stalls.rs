@@ -168,6 +168,7 @@ impl Stalls {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc;
 
     use super::*;
@@ -178,12 +179,17 @@ mod tests {
         ["a", "hangs", "b"].map(PathBuf::from).to_vec()
     }
 
-    /// Returns the paths that were reached. The operation on `hangs` waits for `release`.
-    async fn reached(stalls: &Stalls, release: &Arc<Mutex<mpsc::Receiver<()>>>) -> Option<Vec<PathBuf>> {
-        let release = Arc::clone(release);
+    /// Returns the paths that were reached. The operation on `hangs` waits for `release`. `began` counts its calls.
+    async fn reached(
+        stalls: &Stalls,
+        release: &Arc<Mutex<mpsc::Receiver<()>>>,
+        began: &Arc<AtomicUsize>,
+    ) -> Option<Vec<PathBuf>> {
+        let (release, began) = (Arc::clone(release), Arc::clone(began));
         let work = move |pass: &Pass| {
             let operation = |path: &PathBuf| {
                 if path.ends_with("hangs") {
+                    began.fetch_add(1, Ordering::Relaxed);
                     let _ended = release.lock().recv();
                 }
                 path.clone()
@@ -199,17 +205,17 @@ mod tests {
         let (release, hangs) = mpsc::channel();
         let hangs = Arc::new(Mutex::new(hangs));
         let others = vec![PathBuf::from("a"), PathBuf::from("b")];
-        assert_eq!(reached(&stalls, &hangs).await, Some(others.clone()));
-        let began = tokio::time::Instant::now();
-        assert_eq!(reached(&stalls, &hangs).await, Some(others));
-        assert!(began.elapsed() < STALL, "the path is known to hang");
+        let began = Arc::new(AtomicUsize::new(0));
+        assert_eq!(reached(&stalls, &hangs, &began).await, Some(others.clone()));
+        assert_eq!(reached(&stalls, &hangs, &began).await, Some(others));
+        assert_eq!(began.load(Ordering::Relaxed), 1, "the path is known to hang");
         let begun =
             stalls.run_one(Path::new("hangs"), STALL, || panic!("beside the operation that hangs")).await;
         assert_eq!(begun, None::<()>);
         // The file system answers again, now and for all later operations.
         drop(release);
         let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
-        while reached(&stalls, &hangs).await != Some(paths()) {
+        while reached(&stalls, &hangs, &began).await != Some(paths()) {
             assert!(tokio::time::Instant::now() < deadline, "the path is skipped");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
