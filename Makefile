@@ -70,7 +70,7 @@ check: install
 	$(STEP) "documentation" env $(LINTED) scripts/doc.sh
 
 # The checks that need no build, as many at a time as there are processors. All failures are reported, each check's output as a whole.
-FILE_CHECKS := words docs helm-lint blocking parts comment-width unused-dependencies cargo-deny file-writes crate-lints module-graph paused-clock \
+FILE_CHECKS := words docs helm-lint blocking parts comment-width unused-dependencies cargo-deny file-writes crate-lints module-graph public-paths paused-clock \
 	systemd test-targets proto message-limits dockerfile
 check-files:
 	$(MAKE) --no-print-directory --keep-going --output-sync=target -j$$(nproc) $(FILE_CHECKS:%=check-%)

@@ -11,7 +11,7 @@ use quintlet_kit::args::{CommonArgs, user_id};
 /// the node.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "cri-proxy", version)]
-pub struct Args {
+pub(crate) struct Args {
     /// Socket of the runtime.
     #[arg(long, alias = "container-runtime-endpoint", value_name = "URL", default_value = "unix:///run/containerd/containerd.sock", value_parser = endpoint)]
     pub runtime_endpoint: PathBuf,
@@ -44,7 +44,7 @@ pub struct Args {
 
 /// A user that may connect to a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Allowed {
+pub(crate) struct Allowed {
     /// The socket that the user may connect to, in addition to root.
     pub socket: CriSocket,
     /// The user's ID, as the kernel reports it for the connection.
@@ -82,7 +82,7 @@ fn namespace(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
-    use quintlet_config::Service;
+    use quintlet_config::table::Service;
 
     use super::*;
 
@@ -103,7 +103,7 @@ mod tests {
         let line =
             ["cri-proxy", "--config", path.to_str().unwrap(), "--image-service-endpoint", "/flag.sock"];
         let args =
-            quintlet_config::cli::read::<Args>(Service::CriProxy, line.map(Into::into).into()).unwrap().args;
+            quintlet_config::read::<Args>(Service::CriProxy, line.map(Into::into).into()).unwrap().args;
         assert_eq!(args.runtime_endpoint, PathBuf::from("/r.sock"));
         assert_eq!(args.image_service_endpoint, Some("/flag.sock".into()), "a flag wins");
         assert_eq!(args.runtime_request_timeout, Duration::from_secs(7));
@@ -117,7 +117,7 @@ mod tests {
     fn users_are_set_by_flags() {
         let line = ["cri-proxy", "--allow-uid", "read=root", "--allow-uid", "node-api=7"];
         let args =
-            quintlet_config::cli::read::<Args>(Service::CriProxy, line.map(Into::into).into()).unwrap().args;
+            quintlet_config::read::<Args>(Service::CriProxy, line.map(Into::into).into()).unwrap().args;
         let allow = |socket, uid| Allowed { socket, uid };
         assert_eq!(args.allow_uid, [allow(CriSocket::Read, 0), allow(CriSocket::NodeApi, 7)]);
     }

@@ -15,7 +15,7 @@ const MAX_REPLY: usize = 4096;
 
 /// State of an ExecSync call, as far as the proxy knows it.
 #[derive(Debug, Clone)]
-pub enum ExecRecord {
+pub(crate) enum ExecRecord {
     /// The call was not received.
     NotReceived,
     /// The call has completed with this reply.
@@ -40,17 +40,17 @@ struct Inner {
 
 /// The most recent results.
 #[derive(Debug)]
-pub struct CompletedExecs(Mutex<Inner>);
+pub(crate) struct CompletedExecs(Mutex<Inner>);
 
 impl CompletedExecs {
     /// Creates an empty store. `now` is CLOCK_BOOTTIME.
     #[must_use]
-    pub fn new(now: Duration) -> Self {
+    pub(crate) fn new(now: Duration) -> Self {
         Self(Mutex::new(Inner { complete_since: now, execs: VecDeque::new() }))
     }
 
     /// Stores the result of a call that was received at `entered` (CLOCK_BOOTTIME).
-    pub fn record(&self, key: CallKey, entered: Duration, reply: &Reply) {
+    pub(crate) fn record(&self, key: CallKey, entered: Duration, reply: &Reply) {
         let size: usize = reply.data.iter().map(bytes::Bytes::len).sum();
         let reply = match reply.outcome {
             // The runtime did not receive it, so it may be sent again.
@@ -70,7 +70,7 @@ impl CompletedExecs {
 
     /// Looks up a call that was received at `began` (CLOCK_BOOTTIME) or later and is not in flight.
     #[must_use]
-    pub fn find(&self, key: &CallKey, began: Duration) -> ExecRecord {
+    pub(crate) fn find(&self, key: &CallKey, began: Duration) -> ExecRecord {
         let inner = self.0.lock();
         match inner.execs.iter().rev().find(|end| end.key == *key && end.entered >= began) {
             Some(CompletedExec { reply: Some(reply), .. }) => ExecRecord::Completed(Box::new(reply.clone())),

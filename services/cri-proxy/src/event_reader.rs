@@ -36,7 +36,7 @@ const MAX_EVENT: usize = 16 << 20;
 
 /// Reads events and publishes the state of the connection.
 #[derive(Debug)]
-pub struct EventReader {
+pub(crate) struct EventReader {
     /// A connection of its own, so that events do not wait behind lists.
     pub upstream: Upstream,
     /// Distributes the hints to subscribers.
@@ -60,7 +60,7 @@ enum StreamEnd {
 
 impl EventReader {
     /// Runs until `stop` is cancelled.
-    pub async fn run(self, stop: CancellationToken) {
+    pub(crate) async fn run(self, stop: CancellationToken) {
         // Dropping a session drops its stream.
         let _ = stop.run_until_cancelled(self.run_forever()).await;
     }

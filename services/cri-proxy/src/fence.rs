@@ -98,14 +98,14 @@ impl FencingToken {
 
 /// The highest owner epoch that was seen.
 #[derive(Debug, Default)]
-pub struct Fence {
+pub(crate) struct Fence {
     highest: AtomicU64,
 }
 
 impl Fence {
     /// Returns the highest epoch seen, or 0.
     #[must_use]
-    pub fn highest(&self) -> u64 {
+    pub(crate) fn highest(&self) -> u64 {
         self.highest.load(Ordering::SeqCst)
     }
 
@@ -114,7 +114,7 @@ impl Fence {
     ///
     /// # Errors
     /// Fails if the epoch is stale or the deadline has passed.
-    pub fn check(&self, token: FencingToken, boot: Duration) -> Result<(), FenceError> {
+    pub(crate) fn check(&self, token: FencingToken, boot: Duration) -> Result<(), FenceError> {
         if let Some(given) = token.epoch {
             let highest = self.highest.fetch_max(given, Ordering::SeqCst);
             if given < highest {

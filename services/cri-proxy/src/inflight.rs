@@ -11,7 +11,7 @@ use crate::reply::Reply;
 use crate::request_info::CallKey;
 
 /// A pending reply. A sender dropped without a reply means that the task of the call ended unexpectedly.
-pub type PendingReply = watch::Receiver<Option<Arc<Reply>>>;
+pub(crate) type PendingReply = watch::Receiver<Option<Arc<Reply>>>;
 
 /// The decision about a new call.
 #[derive(Debug)]

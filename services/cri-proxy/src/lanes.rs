@@ -17,7 +17,7 @@ use crate::policy::Lane;
 
 /// Maximum number of waiting calls per lane: 8 for each of 512 pods. Further calls are refused with the
 /// outcome not-dispatched.
-pub const MAX_QUEUE: usize = 4096;
+pub(crate) const MAX_QUEUE: usize = 4096;
 /// Maximum number of concurrent pulls per registry.
 const PULLS_PER_HOST: usize = 4;
 /// Maximum number of concurrent pulls.
@@ -26,7 +26,7 @@ const PULLS: usize = 8;
 const MAX_HOSTS: usize = 64;
 
 /// Number of later calls that may precede the first waiting call of a priority.
-pub const MAX_OVERTAKEN: u32 = 64;
+pub(crate) const MAX_OVERTAKEN: u32 = 64;
 
 /// Order of waiting calls, most urgent first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

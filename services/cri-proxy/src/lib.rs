@@ -23,27 +23,27 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod adaptive;
-pub mod args;
+mod args;
 pub mod budget;
-pub mod completed_execs;
-pub mod event_reader;
-pub mod fence;
+mod completed_execs;
+mod event_reader;
+mod fence;
 pub mod forward;
 pub mod hints;
-pub mod inflight;
-pub mod lanes;
+mod inflight;
+mod lanes;
 pub mod lists;
-pub mod logs;
+mod logs;
 pub mod metrics;
-pub mod orphaned_tasks;
-pub mod outcome;
+mod orphaned_tasks;
+mod outcome;
 pub mod policy;
 mod process;
 pub mod reply;
-pub mod request_info;
-pub mod runtime_info;
+mod request_info;
+mod runtime_info;
 pub mod serve;
-pub mod services;
+mod services;
 pub mod upstream;
 
 pub use crate::process::main;

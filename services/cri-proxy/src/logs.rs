@@ -40,7 +40,7 @@ type Chunk = Result<pb::LogChunk, Status>;
 
 /// Reads container logs.
 #[derive(Debug, Clone)]
-pub struct ContainerLogs {
+pub(crate) struct ContainerLogs {
     forwarder: Arc<Forwarder>,
     readers: Arc<Semaphore>,
     /// `podLogsDir`. Logs outside of it are not read.
@@ -50,7 +50,7 @@ pub struct ContainerLogs {
 impl ContainerLogs {
     /// Creates a reader of logs in the directory `root`.
     #[must_use]
-    pub fn new(forwarder: Arc<Forwarder>, root: &Path) -> Self {
+    pub(crate) fn new(forwarder: Arc<Forwarder>, root: &Path) -> Self {
         Self { forwarder, readers: Arc::new(Semaphore::new(READERS)), root: root.into() }
     }
 

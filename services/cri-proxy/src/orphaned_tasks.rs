@@ -22,7 +22,7 @@ const SIGKILL: u32 = 9;
 
 /// Kills tasks through containerd's task service.
 #[derive(Debug, Clone)]
-pub struct OrphanedTasks {
+pub(crate) struct OrphanedTasks {
     upstream: Upstream,
     /// The containerd namespace; `None` if its name is not a valid header value. Nothing is killed then.
     namespace: Option<MetadataValue<Ascii>>,
@@ -31,7 +31,7 @@ pub struct OrphanedTasks {
 impl OrphanedTasks {
     /// Kills tasks of one containerd namespace.
     #[must_use]
-    pub fn new(upstream: Upstream, namespace: &str) -> Self {
+    pub(crate) fn new(upstream: Upstream, namespace: &str) -> Self {
         Self { upstream, namespace: namespace.parse().ok() }
     }
 
@@ -40,7 +40,7 @@ impl OrphanedTasks {
     /// The CRI stops a container that it knows to run before it removes it, so a task that still exists is
     /// orphaned. The decision is based on the task, not on the error text. On other runtimes than containerd,
     /// this does nothing.
-    pub async fn kill_after_failed_removal(&self, request: &Bytes) -> bool {
+    pub(crate) async fn kill_after_failed_removal(&self, request: &Bytes) -> bool {
         let Ok(request) = RemoveContainerRequest::decode(request.clone()) else { return false };
         let id = request.container_id;
         match tokio::time::timeout(TIMEOUT, self.kill_task(&id)).await {

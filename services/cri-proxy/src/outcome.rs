@@ -7,7 +7,7 @@ use tonic::Code;
 /// Codes that a connection, a proxy or a cancelled context may also produce are unknown: the runtime may have
 /// executed the call.
 #[must_use]
-pub fn from_status(method: &str, code: Code, message: &str) -> Outcome {
+pub(crate) fn from_status(method: &str, code: Code, message: &str) -> Outcome {
     match code {
         Code::Ok => Outcome::Ok,
         Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable => Outcome::Unknown,
@@ -37,7 +37,7 @@ pub fn from_status(method: &str, code: Code, message: &str) -> Outcome {
 /// 2.1 FailedPrecondition), and for containers `… container is already in starting state` or
 /// `… in removing state`. CRI-O reports `… name is reserved` while it creates the first.
 #[must_use]
-pub fn is_in_flight(method: &str, message: &str) -> bool {
+pub(crate) fn is_in_flight(method: &str, message: &str) -> bool {
     match method {
         "RunPodSandbox" | "CreateContainer" => {
             message.contains("is reserved for") || message.contains("name is reserved")

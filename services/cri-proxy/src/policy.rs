@@ -2,7 +2,7 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-pub use quintlet_kit::paths::CriSocket as Socket;
+pub use quintlet_kit::args::paths::CriSocket as Socket;
 
 /// The effect of a call on the runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use quintlet_kit::args::paths::CriSocket;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::notify::Liveness;
 use quintlet_kit::own_limits::OwnLimits;
-use quintlet_kit::paths::CriSocket;
 use quintlet_kit::service::{self, Service};
 use tokio_util::sync::CancellationToken;
 
@@ -18,7 +18,7 @@ use crate::{budget, hints};
 /// Runs cri-proxy as its own process. Exits with 64 on a usage error.
 #[must_use]
 pub fn main() -> ExitCode {
-    let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::CriProxy);
+    let loaded = quintlet_config::parse::<Args>(quintlet_config::table::Service::CriProxy);
     let paths = loaded.args.common.paths();
     let liveness = Liveness::of(CriSocket::ALL.map(|socket| paths.cri(socket)));
     let service = Service { name: "cri-proxy", common: &loaded.args.common, node_name: None, liveness };

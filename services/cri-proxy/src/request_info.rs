@@ -89,7 +89,7 @@ struct SandboxIdentity {
 /// A request that is not valid protobuf.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to decode the request of {method}")]
-pub struct UndecodableRequest {
+pub(crate) struct UndecodableRequest {
     method: &'static str,
     source: prost::DecodeError,
 }
@@ -98,7 +98,7 @@ pub struct UndecodableRequest {
 ///
 /// # Errors
 /// Fails if the message is not valid protobuf: it could not be fenced.
-pub fn parse(
+pub(crate) fn parse(
     service: &str,
     method: &'static str,
     message: &Bytes,
@@ -181,7 +181,7 @@ fn non_empty(text: String) -> Option<String> {
 /// Returns the registry of an image reference. The first component is a host only if it has a dot or a colon,
 /// or is `localhost`.
 #[must_use]
-pub fn registry_host(image: &str) -> &str {
+pub(crate) fn registry_host(image: &str) -> &str {
     match image.split_once('/') {
         Some((first, _)) if first == "localhost" || first.contains(['.', ':']) => first,
         Some(_) | None => "docker.io",
@@ -192,7 +192,7 @@ pub fn registry_host(image: &str) -> &str {
 ///
 /// # Errors
 /// Fails if the message is not valid protobuf. It must not be sent then: a runtime may decode it differently.
-pub fn is_verbose(method: &str, message: &Bytes) -> Result<bool, prost::DecodeError> {
+pub(crate) fn is_verbose(method: &str, message: &Bytes) -> Result<bool, prost::DecodeError> {
     let message = message.clone();
     Ok(match method {
         "Status" => v1::StatusRequest::decode(message)?.verbose,

@@ -18,7 +18,7 @@ const SANDBOX_STATS: [&str; 3] = ["PodSandboxStats", "ListPodSandboxStats", "Str
 
 /// The runtime's identity and the state of the connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RuntimeInfo {
+pub(crate) struct RuntimeInfo {
     /// Whether the runtime answers; if not, `error` has the reason.
     pub connected: bool,
     /// `runtime_name` of the CRI's Version, such as `containerd`; empty before the first connection.
@@ -36,7 +36,7 @@ impl RuntimeInfo {
     ///
     /// # Errors
     /// Fails if the runtime is not connected, or does not answer within 2 s. The message has the reason.
-    pub async fn of(upstream: &Upstream) -> Result<Self, String> {
+    pub(crate) async fn of(upstream: &Upstream) -> Result<Self, String> {
         let mut client = RuntimeServiceClient::new(upstream.clone());
         let version_call = client.version(v1::VersionRequest::default());
         match tokio::time::timeout(VERSION_TIMEOUT, version_call).await {
@@ -65,7 +65,7 @@ impl RuntimeInfo {
     /// same time, and then ends with "concurrent map writes"
     /// (<https://github.com/containerd/containerd/pull/8130>). Containers survive that; calls in flight fail.
     #[must_use]
-    pub fn may_end_during(&self, method: &str) -> bool {
+    pub(crate) fn may_end_during(&self, method: &str) -> bool {
         SANDBOX_STATS.contains(&method)
             && self.name == "containerd"
             && matches!(numbers(&self.version)[..], [1, 6] | [1, 6, 0..=21, ..])
@@ -74,7 +74,7 @@ impl RuntimeInfo {
 
 /// Returns the numbers of a version: `v1.6.20~ds1` has 1, 6 and 20.
 #[must_use]
-pub fn numbers(version: &str) -> Vec<u32> {
+pub(crate) fn numbers(version: &str) -> Vec<u32> {
     let text = version.trim_start_matches('v');
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     text[..end].split('.').map_while(|number| number.parse().ok()).collect()
@@ -82,14 +82,14 @@ pub fn numbers(version: &str) -> Vec<u32> {
 
 /// The runtime of the current connection. A runtime of another version has another connection.
 #[derive(Debug, Default)]
-pub struct ConnectedRuntime(Mutex<Option<(u64, Arc<RuntimeInfo>)>>);
+pub(crate) struct ConnectedRuntime(Mutex<Option<(u64, Arc<RuntimeInfo>)>>);
 
 impl ConnectedRuntime {
     /// Returns why a call must not be sent, or none if it may be.
     ///
     /// # Errors
     /// Fails as [`RuntimeInfo::of`]. The call must not be sent then either.
-    pub async fn refusal(&self, upstream: &Upstream, row: &Policy) -> Result<Option<String>, String> {
+    pub(crate) async fn refusal(&self, upstream: &Upstream, row: &Policy) -> Result<Option<String>, String> {
         if row.service != RUNTIME || !SANDBOX_STATS.contains(&row.method) {
             return Ok(None);
         }

@@ -25,7 +25,7 @@ use crate::runtime_info::RuntimeInfo;
 
 /// The service `RuntimeEvents` of `quintlet.runtime.v1`: a stream of hints per subscriber.
 #[derive(Debug, Clone)]
-pub struct RuntimeEventsService(pub Hub);
+pub(crate) struct RuntimeEventsService(pub Hub);
 
 #[tonic::async_trait]
 impl pb::runtime_events_server::RuntimeEvents for RuntimeEventsService {
@@ -43,7 +43,7 @@ impl pb::runtime_events_server::RuntimeEvents for RuntimeEventsService {
 
 /// The service `ProxyInfo` of `quintlet.runtime.v1`: the state of the proxy and the runtime.
 #[derive(Debug, Clone)]
-pub struct ProxyInfoService {
+pub(crate) struct ProxyInfoService {
     /// The runtime's identity and the state of the connection.
     pub runtime: watch::Receiver<RuntimeInfo>,
     /// The hints, whose source and losses are part of the reply.
@@ -74,7 +74,7 @@ impl pb::proxy_info_server::ProxyInfo for ProxyInfoService {
 /// Verifies exec grants. The key is read again if a grant does not fit: pod-sync may have created another one
 /// after the directory of the key was removed.
 #[derive(Debug)]
-pub struct GrantVerifier {
+pub(crate) struct GrantVerifier {
     path: PathBuf,
     key: RwLock<Option<GrantKey>>,
 }
@@ -82,7 +82,7 @@ pub struct GrantVerifier {
 impl GrantVerifier {
     /// Verifies grants with the key at `path`, which is created if it does not exist.
     #[must_use]
-    pub fn new(path: PathBuf) -> Self {
+    pub(crate) fn new(path: PathBuf) -> Self {
         Self { path, key: RwLock::new(None) }
     }
 
@@ -123,7 +123,7 @@ impl GrantVerifier {
 
 /// The service `ProbeExec` of `quintlet.runtime.v1`: runs the commands that pod-sync has signed.
 #[derive(Debug, Clone)]
-pub struct ProbeExecService {
+pub(crate) struct ProbeExecService {
     /// Sends the ExecSync.
     pub forwarder: Arc<Forwarder>,
     /// Verifies the signature of a command.
@@ -200,4 +200,4 @@ pub(crate) fn request_headers() -> HeaderMap {
 }
 
 /// Interval at which the load of lanes is written to the metrics.
-pub const OBSERVE_INTERVAL: Duration = Duration::from_secs(10);
+pub(crate) const OBSERVE_INTERVAL: Duration = Duration::from_secs(10);

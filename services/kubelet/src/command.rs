@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, ArgMatches, Args as _, Command};
 use quintctl::up::{ServiceArgument, UpArgs};
-use quintlet_config::cli::Exit;
+use quintlet_config::Exit;
 use quintlet_config::diagnostics::Diagnostic;
 use quintlet_config::kind::Kind;
 use quintlet_config::node::{Data, LocatedValue, Origin};

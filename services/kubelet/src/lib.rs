@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use quintctl::{EXIT_UNAVAILABLE, EXIT_USAGE, up};
-use quintlet_config::cli::Exit;
+use quintlet_config::Exit;
 use quintlet_config::diagnostics::render;
 use quintlet_localnode::cri;
 use quintlet_model::kubernetes::KUBELET_VERSION;

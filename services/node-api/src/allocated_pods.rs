@@ -17,7 +17,7 @@ use crate::pods::list;
 type Fields = BTreeMap<String, Box<RawValue>>;
 
 /// Handles a request. `segments` is the path after its first segment.
-pub async fn allocated(node: &Services, segments: &[String]) -> Answer {
+pub(crate) async fn allocated(node: &Services, segments: &[String]) -> Answer {
     match segments {
         [] => all(node).await,
         [empty] if empty.is_empty() => all(node).await,

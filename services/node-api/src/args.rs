@@ -170,7 +170,7 @@ impl NodeApiArgs {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
-    use quintlet_config::Service;
+    use quintlet_config::table::Service;
 
     use super::*;
 
@@ -203,7 +203,7 @@ mod tests {
         std::fs::write(&path, file).unwrap();
         let read = |flags: &[&str]| {
             let line = ["node-api"].iter().chain(flags).map(Into::into).collect();
-            quintlet_config::cli::read::<NodeApiArgs>(Service::NodeApi, line).map(|loaded| loaded.args)
+            quintlet_config::read::<NodeApiArgs>(Service::NodeApi, line).map(|loaded| loaded.args)
         };
         let config = format!("--config={}", path.display());
         let args = read(&[&config, "--subscriber-cert-file=/other"]).unwrap();
@@ -214,7 +214,7 @@ mod tests {
             ("--subscriber-listen=[::1]:8", "needs subscribers.tls.certFile"),
             ("--subscriber-name=x", "needs subscribers.tls.listen"),
         ] {
-            let quintlet_config::cli::Exit::Invalid(problems) = read(&[flag]).unwrap_err() else {
+            let quintlet_config::Exit::Invalid(problems) = read(&[flag]).unwrap_err() else {
                 panic!("{flag}");
             };
             assert!(problems.iter().any(|problem| problem.message == needed), "{problems:?}");
@@ -236,7 +236,7 @@ mod tests {
                     rootDir: /root\ncertDir: /pki\nruntimeCgroups: /r\n";
         std::fs::write(&path, file).unwrap();
         let line = ["node-api", "--config", path.to_str().unwrap(), "--port", "9"].map(Into::into);
-        let args = quintlet_config::cli::read::<NodeApiArgs>(Service::NodeApi, line.into()).unwrap().args;
+        let args = quintlet_config::read::<NodeApiArgs>(Service::NodeApi, line.into()).unwrap().args;
         assert!(!args.enable_server && !args.enable_debugging_handlers && !args.enable_system_log_handler);
         assert!(!args.enable_debug_flags_handler && !args.enable_profiling_handler);
         assert_eq!((args.address, args.node_api_port), ([10, 0, 0, 1].into(), 9), "a flag wins");

@@ -12,7 +12,7 @@ use node_api_base::pod_lookup;
 use node_api_base::services::Services;
 
 /// Handles a request. `segments` is the path after its first segment.
-pub async fn checkpoint(node: &Services, segments: &[String], query: &[(String, String)]) -> Answer {
+pub(crate) async fn checkpoint(node: &Services, segments: &[String], query: &[(String, String)]) -> Answer {
     let [namespace, pod, container] = segments else { return not_found() };
     if [namespace, pod, container].into_iter().any(String::is_empty) {
         return not_found();

@@ -82,7 +82,7 @@ impl State {
 
 /// State of one connection. It occupies one of the connection slots.
 #[derive(Debug)]
-pub struct ConnectionState {
+pub(crate) struct ConnectionState {
     pass: ConnectionSlot,
     limits: Limits,
     state: Mutex<State>,
@@ -92,7 +92,7 @@ pub struct ConnectionState {
 impl ConnectionState {
     /// Creates the state of a connection that was just accepted.
     #[must_use]
-    pub fn new(pass: ConnectionSlot, limits: Limits) -> Self {
+    pub(crate) fn new(pass: ConnectionSlot, limits: Limits) -> Self {
         let now = Instant::now();
         let state = State {
             accepted: now,
@@ -120,7 +120,7 @@ impl ConnectionState {
     ///
     /// # Errors
     /// Fails if the client has its share of connections.
-    pub fn trust(&self, client: &Client) -> Result<(), ShareExceeded> {
+    pub(crate) fn trust(&self, client: &Client) -> Result<(), ShareExceeded> {
         if self.state.lock().trusted {
             return Ok(());
         }
@@ -137,7 +137,7 @@ impl ConnectionState {
 
     /// Records a refused request. If no request was authorized before, the connection is closed after the
     /// response.
-    pub fn refuse(&self) {
+    pub(crate) fn refuse(&self) {
         self.state.lock().refused.get_or_insert_with(Instant::now);
         self.changed.notify_one();
     }

@@ -20,7 +20,7 @@ use node_api_base::services::{Services, record_error};
 
 /// The parameters of a request (`PodLogOptions`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Query {
+pub(crate) struct Query {
     follow: bool,
     previous: bool,
     timestamps: bool,
@@ -33,7 +33,7 @@ pub struct Query {
 
 /// Reason why a query is rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum BadQuery {
+pub(crate) enum BadQuery {
     /// A value cannot be parsed.
     Undecodable,
     /// A value is out of range, or values contradict each other.
@@ -68,7 +68,7 @@ impl Query {
     ///
     /// # Errors
     /// Fails if a value cannot be parsed or is invalid.
-    pub fn parse(pairs: &[(String, String)], split_streams: bool) -> Result<Self, BadQuery> {
+    pub(crate) fn parse(pairs: &[(String, String)], split_streams: bool) -> Result<Self, BadQuery> {
         let get = |name: &str| pairs.iter().find(|(k, _)| k == name).map(|(_, v)| v.as_str());
         let flag = |name: &str| get(name).is_some_and(|v| !v.eq_ignore_ascii_case("false") && v != "0");
         let number = |name: &str| match get(name) {
@@ -129,7 +129,7 @@ impl Query {
 }
 
 /// Responds with the log of a container.
-pub async fn logs(
+pub(crate) async fn logs(
     node: &Services,
     counters: &Counters,
     segments: &[String],

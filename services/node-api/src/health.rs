@@ -8,10 +8,10 @@ use node_api_base::answer::{Answer, not_found, text};
 use node_api_base::services::Services;
 
 /// Names of the checks. `syncloop` is the sync loop of pod-sync.
-pub const CHECKS: [&str; 3] = ["ping", "log", "syncloop"];
+pub(crate) const CHECKS: [&str; 3] = ["ping", "log", "syncloop"];
 
 /// Responds to `/healthz` and the paths below it.
-pub async fn healthz(node: &Services, path: &str, query: &[(String, String)]) -> Answer {
+pub(crate) async fn healthz(node: &Services, path: &str, query: &[(String, String)]) -> Answer {
     let below = path.trim_start_matches("/healthz").trim_matches('/');
     let names: Vec<&str> = match CHECKS.iter().find(|name| **name == below) {
         Some(name) => vec![name],
@@ -43,7 +43,7 @@ pub async fn healthz(node: &Services, path: &str, query: &[(String, String)]) ->
 }
 
 /// Returns whether a check passes.
-pub async fn check(node: &Services, name: &str) -> bool {
+pub(crate) async fn check(node: &Services, name: &str) -> bool {
     match name {
         "syncloop" => node.podsync_serves("syncloop").await,
         // This process responds, so it is healthy.

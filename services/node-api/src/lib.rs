@@ -13,34 +13,34 @@
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
-pub mod allocated_pods;
-pub mod args;
+mod allocated_pods;
+mod args;
 mod audit;
-pub mod checkpoint;
-pub mod connection;
-pub mod container_logs;
+mod checkpoint;
+mod connection;
+mod container_logs;
 pub mod counters;
 mod debug_flags;
 #[doc(hidden)]
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
-pub mod health;
-pub mod log_query;
-pub mod long_target;
-pub mod metrics;
+mod health;
+mod log_query;
+mod long_target;
+mod metrics;
 mod negotiate;
 pub mod pods;
 mod process;
 mod profiling;
-pub mod routes;
+mod routes;
 mod run;
-pub mod server;
-pub mod shared_page;
-pub mod state;
+mod server;
+mod shared_page;
+mod state;
 mod subscribers;
-pub mod system_logs;
+mod system_logs;
 mod trace;
-pub mod zpages;
+mod zpages;
 
 pub use args::NodeApiArgs;
 pub use process::main;

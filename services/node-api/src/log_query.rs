@@ -36,7 +36,7 @@ const MAX_CONCURRENT: usize = 8;
 
 /// Runs queries.
 #[derive(Debug)]
-pub struct LogQuery {
+pub(crate) struct LogQuery {
     journalctl: PathBuf,
     permits: Arc<Semaphore>,
 }
@@ -244,7 +244,7 @@ type Part = BoxStream<'static, std::io::Result<Bytes>>;
 
 impl LogQuery {
     /// Responds to a query. Returns none if the request is not a query.
-    pub async fn page(&self, root: &Path, pairs: &[(String, String)]) -> Option<Answer> {
+    pub(crate) async fn page(&self, root: &Path, pairs: &[(String, String)]) -> Option<Answer> {
         let query = match Query::parse(pairs) {
             Ok(query) => query?,
             Err(refusal) => return Some(error(refusal.status(), refusal)),

@@ -52,12 +52,12 @@ impl End {
 
 /// The end of the first target of a connection. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Rest(Arc<Mutex<End>>);
+pub(crate) struct Rest(Arc<Mutex<End>>);
 
 impl Rest {
     /// Adds the end of the query to the request that it belongs to. Returns false if the target is too long.
     #[must_use]
-    pub fn complete<B>(&self, request: &mut Request<B>) -> bool {
+    pub(crate) fn complete<B>(&self, request: &mut Request<B>) -> bool {
         let end = std::mem::take(&mut *self.0.lock());
         if end.bytes.is_empty() {
             return !end.is_refused;
@@ -85,7 +85,7 @@ enum Position {
 
 /// A connection whose first target may be long.
 #[derive(Debug)]
-pub struct LongTarget<S> {
+pub(crate) struct LongTarget<S> {
     inner: S,
     position: Position,
     rest: Rest,
@@ -93,7 +93,7 @@ pub struct LongTarget<S> {
 
 impl<S> LongTarget<S> {
     /// The end of the first target goes to `rest`.
-    pub fn new(inner: S, rest: Rest) -> Self {
+    pub(crate) fn new(inner: S, rest: Rest) -> Self {
         Self { inner, position: Position::Line { bytes: 0, spaces: 0 }, rest }
     }
 

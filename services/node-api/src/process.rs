@@ -16,7 +16,7 @@ use node_api_access::limits::Limits;
 /// Runs node-api as its own process. Exits with 64 on a usage error.
 #[must_use]
 pub fn main() -> ExitCode {
-    let loaded = quintlet_config::parse::<NodeApiArgs>(quintlet_config::Service::NodeApi);
+    let loaded = quintlet_config::parse::<NodeApiArgs>(quintlet_config::table::Service::NodeApi);
     let common = &loaded.args.common;
     let liveness = Liveness::of([common.paths().node_api()]).and_loop_if_any(HTTPS_LOOP);
     let service =

@@ -32,7 +32,7 @@ use node_api_streams::Action;
 
 /// Handles the requests of one port.
 #[derive(Debug, Clone)]
-pub struct Routes {
+pub(crate) struct Routes {
     /// The state that all ports share.
     pub state: Arc<ServerState>,
     /// The port, which selects the pages.
@@ -41,7 +41,7 @@ pub struct Routes {
 
 /// The ports that differ in pages and in access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Port {
+pub(crate) enum Port {
     /// HTTPS: all pages, with authentication and authorization.
     Main,
     /// Plain HTTP without authentication: no pages that action on containers.

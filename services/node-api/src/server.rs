@@ -32,7 +32,7 @@ use crate::long_target::{LongTarget, Rest};
 use node_api_access::limits::{Client, ConnectionLimiter, Limits};
 
 /// How long requests in flight may continue after the stop.
-pub const GRACE: Duration = Duration::from_secs(3);
+pub(crate) const GRACE: Duration = Duration::from_secs(3);
 /// Idle time after which TCP keepalive probes begin.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Interval between TCP keepalive probes.
@@ -41,11 +41,11 @@ const KEEPALIVE_PROBES: Duration = Duration::from_secs(10);
 /// Interval between heartbeats of an idle listener.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 /// Age of the heartbeat at which a listener is considered stuck.
-pub const STUCK_AFTER: Duration = Duration::from_secs(60);
+pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 /// The client of a connection. Every request has it as an extension.
 #[derive(Debug, Clone)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// Address of the client, for audit and limits.
     pub address: SocketAddr,
     /// The client's certificate chain; empty without TLS or a certificate.
@@ -55,7 +55,7 @@ pub struct Peer {
 }
 
 /// Handles requests.
-pub trait Handler: Clone + Send + Sync + 'static {
+pub(crate) trait Handler: Clone + Send + Sync + 'static {
     /// Returns the client of a certificate chain that is valid.
     fn certified(&self, chain: &[CertificateDer<'static>]) -> Option<Client>;
 
@@ -65,7 +65,7 @@ pub trait Handler: Clone + Send + Sync + 'static {
 
 /// A bound socket with its handler and limits.
 #[derive(Clone)]
-pub struct Listener<H> {
+pub(crate) struct Listener<H> {
     /// Handles the requests of each connection.
     pub handler: H,
     /// TLS; `None` for plain HTTP.
@@ -88,7 +88,7 @@ pub struct Listener<H> {
 
 impl<H: Handler> Listener<H> {
     /// Accepts connections until `stop` is cancelled.
-    pub async fn run(self, listener: TcpListener) {
+    pub(crate) async fn run(self, listener: TcpListener) {
         loop {
             self.heartbeat.beat();
             // A dropped `accept` loses nothing: the connection stays in the backlog.

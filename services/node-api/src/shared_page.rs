@@ -19,7 +19,7 @@ const FRESH: Duration = Duration::from_secs(1);
 /// A page whose gathering takes the time of other services. One gathering runs at a time, and the next one
 /// begins at least a second after it has ended. An error is a page, too.
 #[derive(Debug, Clone, Default)]
-pub struct SharedPage(Arc<Mutex<Current>>);
+pub(crate) struct SharedPage(Arc<Mutex<Current>>);
 
 /// The page that is being gathered or fresh, if any.
 type Current = Option<watch::Receiver<Gathered>>;
@@ -30,7 +30,7 @@ impl SharedPage {
     /// Returns the page that is fresh or being gathered, or gathers it.
     ///
     /// Cancellation safety: a caller that goes away does not cancel the gathering.
-    pub async fn get<F>(&self, gather: impl FnOnce() -> F) -> Answer
+    pub(crate) async fn get<F>(&self, gather: impl FnOnce() -> F) -> Answer
     where
         F: Future<Output = Answer> + Send + 'static,
     {

@@ -22,7 +22,7 @@ use node_api_streams::StreamServer;
 
 /// The pages of statistics.
 #[derive(Debug, Default)]
-pub struct StatsPages {
+pub(crate) struct StatsPages {
     /// `/stats/summary`.
     pub summary: SharedPage,
     /// The summary with CPU and memory only.
@@ -35,7 +35,7 @@ pub struct StatsPages {
 
 /// Slots of requests in flight, of each [`Pool`].
 #[derive(Debug, Default)]
-pub struct RequestSlots {
+pub(crate) struct RequestSlots {
     certificates: Slots<Client>,
     others: Slots<Client>,
 }
@@ -51,7 +51,7 @@ impl RequestSlots {
 
 /// The state that all requests share.
 #[derive(Debug)]
-pub struct ServerState {
+pub(crate) struct ServerState {
     /// Clients of the other services.
     pub services: Services,
     /// Name of the node, the object of authorization.

@@ -26,21 +26,21 @@ const ENTRIES: usize = 10_000;
 const BLOCK: usize = 64 << 10;
 
 /// Responds with a file or a listing of a directory below `root`.
-pub async fn page(root: &Path, path: &str) -> Answer {
+pub(crate) async fn page(root: &Path, path: &str) -> Answer {
     let below = path.strip_prefix("/logs").unwrap_or(path);
     let Ok(path) = percent_decode_str(below).decode_utf8() else { return not_found() };
     self::below(root, &path).await
 }
 
 /// Does the same as [`page`]. `path` is what follows `/logs`, decoded.
-pub async fn below(root: &Path, path: &str) -> Answer {
+pub(crate) async fn below(root: &Path, path: &str) -> Answer {
     let (root, shown) = (root.to_owned(), path.to_owned());
     let found = task::blocking(move || Place::find(&root, &shown)?.open(&shown)).await;
     found.map_or_else(|error| failed(&error), Opened::into_answer)
 }
 
 /// Opens a file below `root`. Returns it with its size, or none if it does not exist or must not be read.
-pub async fn open(root: &Path, path: &str) -> Option<Take<tokio::fs::File>> {
+pub(crate) async fn open(root: &Path, path: &str) -> Option<Take<tokio::fs::File>> {
     let (root, shown) = (root.to_owned(), path.to_owned());
     match task::blocking(move || Place::find(&root, &shown)?.open(&shown)).await.ok()? {
         Opened::File(file, size) => Some(tokio::fs::File::from_std(file).take(size)),

@@ -20,7 +20,7 @@ use node_api_base::services::Services;
 
 /// The pages about the command line and configuration of this process, and the configurations of the others.
 #[derive(Debug)]
-pub struct DebugPages {
+pub(crate) struct DebugPages {
     config: Value,
     /// The last configuration of each other service, by name.
     others: Mutex<BTreeMap<&'static str, Value>>,
@@ -33,7 +33,7 @@ const WARNING: &str = "Warning: This endpoint is not meant to be machine parseab
 impl DebugPages {
     /// Creates the pages from a command line and its configuration.
     #[must_use]
-    pub fn new(args: &NodeApiArgs, config: &Config) -> Self {
+    pub(crate) fn new(args: &NodeApiArgs, config: &Config) -> Self {
         let path =
             |p: &Option<std::path::PathBuf>| p.as_ref().map(|p| p.display().to_string()).unwrap_or_default();
         let config = config_json::document(config, Document::Kubelet, |_| true);
@@ -102,7 +102,7 @@ impl DebugPages {
     /// Responds to `/configz`: the combined configuration of all services. Services may have different flags,
     /// so each is asked for the fields that it honours. For one that does not answer, its last answer is
     /// used, or else the configuration of this process.
-    pub async fn configz(&self, node: &Services) -> Answer {
+    pub(crate) async fn configz(&self, node: &Services) -> Answer {
         let others = Service::ALL.into_iter().filter(|service| *service != Service::NodeApi);
         let sources = node.sources().await;
         let from_accept = others.filter_map(|service| {
@@ -127,7 +127,7 @@ impl DebugPages {
 
     /// Responds to `/flagz`.
     #[must_use]
-    pub fn flagz(&self, accept: Option<&str>) -> Answer {
+    pub(crate) fn flagz(&self, accept: Option<&str>) -> Answer {
         match Form::from_accept(accept, "Flagz") {
             Form::Text => {
                 let lines: String =
@@ -144,7 +144,7 @@ impl DebugPages {
 
     /// Responds to `/statusz`.
     #[must_use]
-    pub fn statusz(&self, now: jiff::Timestamp, up: Duration, accept: Option<&str>) -> Answer {
+    pub(crate) fn statusz(&self, now: jiff::Timestamp, up: Duration, accept: Option<&str>) -> Answer {
         let started = now.checked_sub(jiff::SignedDuration::try_from(up).unwrap_or_default()).unwrap_or(now);
         let (version, seconds) = (env!("CARGO_PKG_VERSION"), up.as_secs());
         match Form::from_accept(accept, "Statusz") {

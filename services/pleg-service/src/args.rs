@@ -11,7 +11,7 @@ use crate::Periods;
 /// Caches the runtime state of all pods and reports its changes.
 #[derive(Debug, clap::Parser)]
 #[command(name = "pleg-service", version)]
-pub struct Args {
+pub(crate) struct Args {
     /// Arguments of all services.
     #[command(flatten)]
     pub common: CommonArgs,
@@ -50,7 +50,7 @@ pub struct Args {
 impl Args {
     /// Returns the effective periods.
     #[must_use]
-    pub fn periods(&self) -> Periods {
+    pub(crate) fn periods(&self) -> Periods {
         Periods {
             relist: self.relist_period,
             relist_live: self.relist_period_live,
@@ -72,7 +72,7 @@ fn positive(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use clap::{CommandFactory as _, Parser as _};
-    use quintlet_config::Service;
+    use quintlet_config::table::Service;
 
     use super::*;
 
@@ -86,8 +86,7 @@ mod tests {
                     ---\napiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nruntimeRequestTimeout: 7m\n";
         std::fs::write(&path, file).unwrap();
         let line = ["pleg-service", "--config", path.to_str().unwrap(), "--relist-threshold", "6m"];
-        let args =
-            quintlet_config::cli::read::<Args>(Service::Pleg, line.map(Into::into).into()).unwrap().args;
+        let args = quintlet_config::read::<Args>(Service::Pleg, line.map(Into::into).into()).unwrap().args;
         let periods = args.periods();
         let seconds =
             [periods.relist, periods.relist_live, periods.threshold, periods.call].map(|p| p.as_secs());
@@ -97,7 +96,7 @@ mod tests {
     #[test]
     fn an_address_for_subscribers_needs_no_certificate_here() {
         let line = ["pleg-service", "--subscriber-listen=[::]:10270", "--subscriber-relay-uid=7"];
-        let read = quintlet_config::cli::read::<Args>(Service::Pleg, line.map(Into::into).into());
+        let read = quintlet_config::read::<Args>(Service::Pleg, line.map(Into::into).into());
         assert_eq!(read.unwrap().args.subscribers.users(), [7]);
     }
 

@@ -6,11 +6,11 @@ use quintlet_model::go_duration;
 
 /// Age of the last successful list at which the node becomes not ready
 /// (`pkg/kubelet: genericPlegRelistThreshold`).
-pub const THRESHOLD: Duration = Duration::from_secs(180);
+pub(crate) const THRESHOLD: Duration = Duration::from_secs(180);
 
 /// Returns the kubelet's text for the node's condition, or none if the relist loop is healthy.
 #[must_use]
-pub fn problem(last_list_age: Option<Duration>, threshold: Duration) -> Option<String> {
+pub(crate) fn problem(last_list_age: Option<Duration>, threshold: Duration) -> Option<String> {
     match last_list_age {
         None => Some("pleg has yet to be successful".to_owned()),
         Some(age) if age > threshold => Some(format!(

@@ -16,14 +16,14 @@
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
-pub mod args;
+mod args;
 mod convert;
 mod core;
 pub mod cri;
 mod entry;
 mod expect;
 mod follow;
-pub mod health;
+mod health;
 mod hints;
 mod inspect;
 mod mailbox;

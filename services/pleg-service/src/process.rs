@@ -20,7 +20,7 @@ use crate::cri::{CriRuntime, ProxyHints};
 /// Runs pleg-service as its own process. Exits with 64 on a usage error.
 #[must_use]
 pub fn main() -> ExitCode {
-    let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::Pleg);
+    let loaded = quintlet_config::parse::<Args>(quintlet_config::table::Service::Pleg);
     let common = &loaded.args.common;
     let liveness = Liveness::of([common.paths().pleg()]).and_loop_if_any(RELIST_LOOP);
     let service = Service { name: "pleg-service", common, node_name: None, liveness };

@@ -417,8 +417,10 @@ mod tests {
     #[test]
     fn the_command_line_holds_together() {
         Args::command().debug_assert();
-        let problems =
-            quintlet_testkit::command_line::differences(&Args::command(), quintlet_config::Service::PodSync);
+        let problems = quintlet_testkit::command_line::differences(
+            &Args::command(),
+            quintlet_config::table::Service::PodSync,
+        );
         assert_eq!(problems, [""; 0], "the table of fields and the flags differ");
         let args =
             Args::try_parse_from(["pod-sync", "--sync-frequency", "5s", "--node-label", "a=b"]).unwrap();
@@ -445,11 +447,11 @@ mod tests {
     fn a_label_that_no_node_may_have_is_reported_at_the_start() {
         let read = |label: &str| {
             let line = ["pod-sync", "--node-labels", label].map(Into::into).to_vec();
-            quintlet_config::cli::read::<Args>(quintlet_config::Service::PodSync, line)
+            quintlet_config::read::<Args>(quintlet_config::table::Service::PodSync, line)
         };
         assert_eq!(read("node.kubernetes.io/pool=a").unwrap().args.labels().len(), 1);
         for bad in ["kubernetes.io/pool=a", "pool=a b"] {
-            assert!(matches!(read(bad), Err(quintlet_config::cli::Exit::Invalid(_))), "{bad}");
+            assert!(matches!(read(bad), Err(quintlet_config::Exit::Invalid(_))), "{bad}");
         }
     }
 

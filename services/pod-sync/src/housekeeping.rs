@@ -33,7 +33,7 @@ const RETRY: Duration = Duration::from_secs(1);
 const TRIES: u32 = 5;
 
 /// Stops and removes a pod that only the runtime has.
-pub async fn remove_orphan(ctx: Arc<WorkerContext>, pod: SharedPodRuntime) {
+pub(crate) async fn remove_orphan(ctx: Arc<WorkerContext>, pod: SharedPodRuntime) {
     let uid = &pod.pod.uid;
     let NextWork::Run(Work::Terminating, _) = ctx.control.pod_workers.next_work(uid) else { return };
     let removal = Box::pin(try_to_remove_orphan(&ctx, &pod));
@@ -122,7 +122,7 @@ const SLOW: Duration = Duration::from_secs(1);
 
 /// Counts slow passes of housekeeping.
 #[derive(Debug)]
-pub struct HousekeepingPace {
+pub(crate) struct HousekeepingPace {
     slow_passes: Counter,
     is_slow: bool,
     last: Option<Instant>,
@@ -139,14 +139,14 @@ impl Default for HousekeepingPace {
 
 impl HousekeepingPace {
     /// Requests a pass: now, or 100 ms after the last one.
-    pub fn request(&mut self) {
+    pub(crate) fn request(&mut self) {
         let now = Instant::now();
         let earliest = self.last.map_or(now, |last| deadline_after(last, PAUSE).max(now));
         self.requested.get_or_insert(earliest);
     }
 
     /// Completes when a requested pass is due. Cancellation safety: the request stays until [`Self::begin`].
-    pub fn due(&self) -> impl Future<Output = ()> + use<> {
+    pub(crate) fn due(&self) -> impl Future<Output = ()> + use<> {
         let requested = self.requested;
         async move {
             match requested {
@@ -157,13 +157,13 @@ impl HousekeepingPace {
     }
 
     /// Records the start of a pass, which serves the requests before it.
-    pub fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         self.last = Some(Instant::now());
         self.requested = None;
     }
 
     /// Counts a pass. Returns true for the first slow pass in a row.
-    pub fn is_newly_slow(&mut self, took: Duration) -> bool {
+    pub(crate) fn is_newly_slow(&mut self, took: Duration) -> bool {
         let is_slow = took > SLOW;
         if is_slow {
             self.slow_passes.inc();
@@ -182,14 +182,14 @@ const SWEEP: Duration = Duration::from_secs(60);
 
 /// Removes log directories of pods that are gone, and links to logs that are gone.
 #[derive(Debug, Default)]
-pub struct LogSweeper {
+pub(crate) struct LogSweeper {
     // Boottime of the last sweep.
     last: Option<Duration>,
 }
 
 impl LogSweeper {
     /// Sweeps once a minute. `known` has the pods of the pod manager and of the runtime.
-    pub fn tick(&mut self, ctx: &Arc<WorkerContext>, known: &HashSet<PodUid>) {
+    pub(crate) fn tick(&mut self, ctx: &Arc<WorkerContext>, known: &HashSet<PodUid>) {
         let now = ctx.clock.boot();
         if self.last.is_some_and(|last| now.saturating_sub(last) < SWEEP) {
             return;
@@ -227,7 +227,7 @@ impl LogSweeper {
 
 /// Lists unknown pods that have a directory below the root directory, or a cgroup with the mark of this node.
 /// A cgroup without the mark may belong to another agent.
-pub async fn orphaned(
+pub(crate) async fn orphaned(
     node: Arc<NodeConfig>,
     environment: Arc<PodEnvironment>,
     known: HashSet<PodUid>,
@@ -245,7 +245,7 @@ fn unknown(dirs: &PodDirs, root_dir: &Path, known: &HashSet<PodUid>) -> Vec<PodU
 
 /// Removes the volumes and the cgroup of a pod, then its directory, by which an unfinished removal is found
 /// again. Mounted content is never deleted.
-pub async fn remove_dir(ctx: Arc<WorkerContext>, uid: PodUid) {
+pub(crate) async fn remove_dir(ctx: Arc<WorkerContext>, uid: PodUid) {
     let work = PodWork::unnamed(&uid);
     // After a panic, housekeeping tries again when the pod's wait is over.
     let _ = ctx.faults.contained(&work, Box::pin(clear_dir(&ctx, &uid))).await;

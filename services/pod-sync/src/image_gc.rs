@@ -26,7 +26,7 @@ const MEASURE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The groups that image garbage collection uses.
 #[derive(Clone)]
-pub struct ImageGcContext {
+pub(crate) struct ImageGcContext {
     /// Wall clock, which tests replace.
     pub clock: Clock,
     /// Settings of this node.
@@ -61,7 +61,7 @@ impl ImageGcContext {
 }
 
 /// Collects unused images until `stop`.
-pub async fn run(ctx: ImageGcContext, stop: CancellationToken) {
+pub(crate) async fn run(ctx: ImageGcContext, stop: CancellationToken) {
     let policy = ctx.policy;
     let mut failures = 0_u32;
     let mut wait = FIRST;
@@ -266,7 +266,7 @@ fn report_insufficient_space(ctx: &ImageGcContext, disk: FsCapacity, freed: u64)
 }
 
 /// Resolves the pull intents of an earlier run, as soon as the runtime lists its images.
-pub async fn recover_pulls(ctx: ImageGcContext, stop: CancellationToken) {
+pub(crate) async fn recover_pulls(ctx: ImageGcContext, stop: CancellationToken) {
     while ctx.images.pull_records.has_stale_intents() {
         match ctx.runtime.calls.images().await {
             Ok(images) => {

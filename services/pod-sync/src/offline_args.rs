@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::ArgAction;
 use pod_sync_offline::{OfflineCache, OfflineSettings, SealingKey};
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::paths::Paths;
 
 /// Directory below the root directory.
 const DIR: &str = "quintlet-offline";

@@ -24,7 +24,7 @@ use crate::threshold_checks;
 /// name.
 #[must_use]
 pub fn main() -> ExitCode {
-    let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::PodSync);
+    let loaded = quintlet_config::parse::<Args>(quintlet_config::table::Service::PodSync);
     let problems = threshold_checks::problems(&loaded.args, &loaded.config);
     let loaded = match loaded.with_problems(problems) {
         Ok(loaded) => loaded,

@@ -43,9 +43,9 @@ use pod_sync_worker::context::{
 };
 use pod_sync_worker::{PodWorkers, ProbeRates, StaticPodGate};
 use quintlet_cgroups::Cgroups;
+use quintlet_kit::args::paths::{CriSocket, Paths};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::grant::GrantKey;
-use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::stalls::Stalls;
 use quintlet_model::ids::PodUid;
 use tokio::sync::watch;

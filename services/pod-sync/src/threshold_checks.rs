@@ -142,9 +142,9 @@ fn existing(dir: &Path) -> &Path {
 mod tests {
     use std::ffi::OsString;
 
-    use quintlet_config::Service;
-    use quintlet_config::cli::{Loaded, read};
     use quintlet_config::diagnostics::render;
+    use quintlet_config::table::Service;
+    use quintlet_config::{Loaded, read};
 
     use super::*;
 

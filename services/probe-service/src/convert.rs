@@ -13,13 +13,13 @@ use quintlet_proto::probe::v1 as wire;
 use crate::target::{Handler, HttpGet, Pod, Probe, Target, View};
 
 /// Longest output in a report, in bytes.
-pub const MAX_REPORT_OUTPUT: usize = 1024;
+pub(crate) const MAX_REPORT_OUTPUT: usize = 1024;
 
 /// Shortest period that a target sets in milliseconds. A shorter one counts as this one.
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 
 /// Parses the UID of a pod.
-pub fn uid(value: &str) -> Result<PodUid, ConvertError> {
+pub(crate) fn uid(value: &str) -> Result<PodUid, ConvertError> {
     PodUid::parse(value).map_err(|source| ConvertError::Id { field: "uid", source })
 }
 
@@ -28,7 +28,7 @@ pub fn uid(value: &str) -> Result<PodUid, ConvertError> {
 ///
 /// # Errors
 /// An ID, a probe type or a memory is invalid. An unknown handler is no error: its attempts are unknown.
-pub fn pod(wire: wire::PodTarget) -> Result<Pod, ConvertError> {
+pub(crate) fn pod(wire: wire::PodTarget) -> Result<Pod, ConvertError> {
     let pod = PodRef { uid: uid(&wire.uid)?, namespace: wire.namespace.into(), name: wire.name.into() };
     let mut probes = Vec::new();
     for container in wire.containers {
@@ -106,7 +106,7 @@ fn probe(spec: wire::ProbeSpec) -> Result<Probe, ConvertError> {
 
 /// Returns the report of the memory of one probe.
 #[must_use]
-pub fn result(key: &ProbeKey, generation: u64, memory: &ProbeMemory, output: &str) -> wire::Result {
+pub(crate) fn result(key: &ProbeKey, generation: u64, memory: &ProbeMemory, output: &str) -> wire::Result {
     wire::Result {
         uid: key.uid.to_string(),
         generation,
@@ -119,7 +119,7 @@ pub fn result(key: &ProbeKey, generation: u64, memory: &ProbeMemory, output: &st
 
 /// Returns the number of the type in `quintlet.probe.v1`.
 #[must_use]
-pub fn kind(kind: ProbeType) -> i32 {
+pub(crate) fn kind(kind: ProbeType) -> i32 {
     wire::ProbeType::from(kind) as i32
 }
 

@@ -12,11 +12,11 @@ use crate::target::{Probe, View};
 
 /// A container that started this long before the service did is not new and gets no initial result
 /// (`pkg/kubelet/prober: probeRestartGracePeriod`).
-pub const RESTART_GRACE: Duration = Duration::from_secs(10);
+pub(crate) const RESTART_GRACE: Duration = Duration::from_secs(10);
 
 /// The next step of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NextStep {
+pub(crate) enum NextStep {
     /// No attempt until the view of the container changes or the next period begins.
     Idle(IdleReason),
     /// No attempt for this long: the rest of the initial delay.
@@ -29,7 +29,7 @@ pub enum NextStep {
 
 /// Reason why a probe does not run, although its target exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum IdleReason {
+pub(crate) enum IdleReason {
     /// The container has no instance, or its instance has not started.
     NoContainer,
     /// The result is final for this container instance (`pkg/kubelet/prober: worker.onHold`).
@@ -46,7 +46,7 @@ pub enum IdleReason {
 
 /// The result of one attempt, before thresholds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProbeAttempt {
+pub(crate) enum ProbeAttempt {
     /// The handler succeeded.
     Success,
     /// The handler ran and failed.
@@ -61,7 +61,7 @@ pub enum ProbeAttempt {
 ///
 /// `service_started` is the CLOCK_BOOTTIME of the start of this service.
 #[must_use]
-pub fn select_memory(
+pub(crate) fn select_memory(
     probe: &Probe,
     view: &View,
     own: Option<&ProbeMemory>,
@@ -103,7 +103,7 @@ fn initial(kind: ProbeType) -> ProbeResult {
 
 /// Returns the next step at `now` on CLOCK_BOOTTIME. `memory` is that of [`select_memory`] for this view.
 #[must_use]
-pub fn next_step(probe: &Probe, view: &View, memory: Option<&ProbeMemory>, now: Duration) -> NextStep {
+pub(crate) fn next_step(probe: &Probe, view: &View, memory: Option<&ProbeMemory>, now: Duration) -> NextStep {
     let (Some(id), Some(memory)) = (&view.container_id, memory) else {
         return NextStep::Idle(IdleReason::NoContainer);
     };
@@ -143,7 +143,7 @@ pub fn next_step(probe: &Probe, view: &View, memory: Option<&ProbeMemory>, now: 
 /// Returns the memory after an attempt on the container instance of `memory`, or none if the attempt is
 /// unknown.
 #[must_use]
-pub fn evaluate(probe: &Probe, memory: &ProbeMemory, attempt: ProbeAttempt) -> Option<ProbeMemory> {
+pub(crate) fn evaluate(probe: &Probe, memory: &ProbeMemory, attempt: ProbeAttempt) -> Option<ProbeMemory> {
     let (last, threshold) = match attempt {
         ProbeAttempt::Success => (ProbeResult::Success, probe.success_threshold),
         ProbeAttempt::Failure => (ProbeResult::Failure, probe.failure_threshold),
@@ -169,7 +169,7 @@ pub fn evaluate(probe: &Probe, memory: &ProbeMemory, attempt: ProbeAttempt) -> O
 
 /// Reports whether anything but the counter changed, so that the driver needs a report.
 #[must_use]
-pub fn is_changed(old: Option<&ProbeMemory>, new: &ProbeMemory) -> bool {
+pub(crate) fn is_changed(old: Option<&ProbeMemory>, new: &ProbeMemory) -> bool {
     old.is_none_or(|old| ProbeMemory { counter: new.counter, ..old.clone() } != *new)
 }
 
@@ -179,7 +179,7 @@ pub fn is_changed(old: Option<&ProbeMemory>, new: &ProbeMemory) -> bool {
 /// before the service, within one period of the start, and only without a memory of another instance: a probe
 /// that is handed over must not pause.
 #[must_use]
-pub fn jitter(
+pub(crate) fn jitter(
     probe: &Probe,
     view: &View,
     handed_over: bool,

@@ -8,7 +8,7 @@ use quintlet_proto::probe::v1 as wire;
 use tokio::sync::watch;
 
 /// Evaluations that are kept: three seconds of 330 probes with a period of 1 s.
-pub const CAPACITY: usize = 1024;
+pub(crate) const CAPACITY: usize = 1024;
 
 /// The position at which an observer starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -17,16 +17,16 @@
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
-pub mod convert;
-pub mod decide;
-pub mod evaluations;
+mod convert;
+mod decide;
+mod evaluations;
 pub mod handlers;
-pub mod mailbox;
+mod mailbox;
 pub mod metrics;
 mod pace;
 pub mod prober;
 mod process;
-pub mod service;
+mod service;
 mod shared;
 mod slot;
 mod stall;
@@ -41,8 +41,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use quintlet_kit::args::SubscriberArgs;
+use quintlet_kit::args::paths::{CriSocket, Paths};
 use quintlet_kit::clock::Clock;
-use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::server::Server;
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_proto::probe::v1::probe_server::ProbeServer;

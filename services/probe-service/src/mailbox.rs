@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Failed evaluations that are kept. 110 pods with two containers of three probes that each fail once in one
 /// period make 660. Results need no bound: there is one per probe.
-pub const UNHEALTHY_CAPACITY: usize = 1024;
+pub(crate) const UNHEALTHY_CAPACITY: usize = 1024;
 
 /// The reports for one driver.
 #[derive(Debug)]

@@ -35,7 +35,7 @@ fn instance_id(value: &str) -> Result<String, String> {
 /// Runs probe-service as its own process. Exits with 64 on a usage error.
 #[must_use]
 pub fn main() -> ExitCode {
-    let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::Probe);
+    let loaded = quintlet_config::parse::<Args>(quintlet_config::table::Service::Probe);
     let Args { common, id, subscribers, .. } = &loaded.args;
     let liveness = Liveness::of([common.paths().probe(id)]);
     let service = Service { name: crate::SERVICE, common, node_name: None, liveness };
@@ -46,7 +46,7 @@ pub fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
-    use quintlet_config::Service;
+    use quintlet_config::table::Service;
 
     use super::Args;
 

@@ -23,7 +23,7 @@ use crate::prober::{Prober, Replaced};
 
 /// The gRPC service. Its streams end when `stop` is cancelled.
 #[derive(Debug, Clone)]
-pub struct ProbeService {
+pub(crate) struct ProbeService {
     prober: Prober,
     driver: Arc<Neighbour>,
     stop: CancellationToken,
@@ -32,7 +32,7 @@ pub struct ProbeService {
 impl ProbeService {
     /// Returns the gRPC service of a prober. Streams end when `stop` is cancelled.
     #[must_use]
-    pub fn new(prober: Prober, stop: CancellationToken) -> Self {
+    pub(crate) fn new(prober: Prober, stop: CancellationToken) -> Self {
         Self { prober, driver: Arc::new(Neighbour::new("pod-sync", &[])), stop }
     }
 }

@@ -1,6 +1,6 @@
 //! `quintctl claims`: the drivers of dynamic resource allocation, and the claims that are prepared for pods.
 
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_proto::podsync::v1::claims_client::ClaimsClient;
 use quintlet_proto::podsync::v1::{
     ClaimDriver, ClaimDriverPlugin, ClaimState, ClaimUser, ClaimView, ListClaimsReply, ListClaimsRequest,

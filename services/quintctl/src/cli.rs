@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use quintctl_install::{InstallError, Machine};
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 
 use crate::error::{EXIT_FAILURE, EXIT_USAGE, Error};
 use crate::out::{Format, print};

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use quintlet_kit::args::paths::{CriSocket, Paths, socket_names};
 use quintlet_kit::messages::Chunk;
-use quintlet_kit::paths::{CriSocket, Paths, socket_names};
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status, Streaming};
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_model::cpu_list::CpuList;
 use quintlet_proto::podsync::v1::cpus_client::CpusClient;
 use quintlet_proto::podsync::v1::{

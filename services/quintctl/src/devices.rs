@@ -1,6 +1,6 @@
 //! `quintctl devices`: the resources of device plugins, and the containers that hold their devices.
 
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_proto::podsync::v1::devices_client::DevicesClient;
 use quintlet_proto::podsync::v1::{
     DeviceHolder, DevicePluginState, DeviceResource, ListDevicesReply, ListDevicesRequest,

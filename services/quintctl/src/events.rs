@@ -1,6 +1,6 @@
 //! `quintctl events`: the newest events of pods, from pod-sync's memory.
 
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{EventView, GetPodRequest, ListEventsRequest};
 use serde::Serialize;

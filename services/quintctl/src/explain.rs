@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{
     ContainerExplain, EventView, ExplainReply, ExplainRequest, PodView, VolumeView, Waiting,

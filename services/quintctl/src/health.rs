@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use quintlet_cri_api::v1::VersionRequest;
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::notify::Liveness;
-use quintlet_kit::paths::Paths;
 use quintlet_kit::server::{HTTPS_LOOP, NODE, OFFLINE_CACHE, RELIST_LOOP, SYNC_LOOP};
 use quintlet_proto::debug::v1::BuildRequest;
 use quintlet_proto::debug::v1::debug_client::DebugClient;

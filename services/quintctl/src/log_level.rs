@@ -1,6 +1,6 @@
 //! `quintctl log-level`: shows or replaces the log filter of a running service.
 
-use quintlet_kit::paths::{CriSocket, Paths};
+use quintlet_kit::args::paths::{CriSocket, Paths};
 use quintlet_proto::debug::v1::control_client::ControlClient;
 use quintlet_proto::debug::v1::{SetLogFilterReply, SetLogFilterRequest};
 use serde::Serialize;

@@ -6,8 +6,7 @@ use std::path::PathBuf;
 
 use clap::{ArgMatches, Command, CommandFactory as _, FromArgMatches as _};
 use quintlet_config::arguments::{bound, defaults, flags, values};
-use quintlet_config::cli::Exit;
-use quintlet_config::{Config, Sources};
+use quintlet_config::{Config, Exit, Sources};
 
 use crate::cli::{Cli, Command as Verb};
 use crate::up::UpArgs;

@@ -1,7 +1,7 @@
 //! `quintctl pressure`: signals of evictions with their thresholds, conditions of the node, and the pod that
 //! is evicted next.
 
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_proto::podsync::v1::pressure_client::PressureClient;
 use quintlet_proto::podsync::v1::{
     EvictionCandidate, GetPressureReply, GetPressureRequest, PressureCondition, PressureSignal,

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use quintctl_measures::{fold, lines, name_functions, svg};
+use quintlet_kit::args::paths::{CriSocket, Paths};
 use quintlet_kit::messages::whole;
-use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_profile::cpu::{DEFAULT_HERTZ, MAX_HERTZ, MAX_SECONDS};
 use quintlet_profile::format::Profile;
 use quintlet_proto::debug::v1::control_client::ControlClient;

@@ -1,6 +1,6 @@
 //! `quintctl retry`: ends the back-off of a pod whose worker panicked, or whose work crashed pod-sync.
 
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{RetryReply, RetryRequest};
 use serde::Serialize;

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use quintlet_agents::{OtherAgent, ProcessTable};
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::build::has_program;
-use quintlet_kit::paths::Paths;
 use quintlet_kit::task::{self, TaskGroup};
 use quintlet_localnode::{Containerd, Options};
 use tokio::signal::unix::{Signal, SignalKind, signal};

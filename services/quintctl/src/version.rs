@@ -1,6 +1,6 @@
 //! `quintctl version`: the versions of this program and of the running services.
 
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
 use quintlet_proto::debug::v1::{BuildReply, BuildRequest};
 use serde::Serialize;

@@ -1,6 +1,6 @@
 //! `quintctl volumes`: volumes of pods, with their state, the call in progress and the last error.
 
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
 use quintlet_proto::podsync::v1::{ListVolumesRequest, VolumeState, VolumeView};
 use serde::Serialize;

@@ -21,7 +21,7 @@ const EXTERNAL: &str = "external";
 /// Writes the state of the node to the API server: pod statuses, Node, lease, events, mirror pods.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "status-reporter", version)]
-pub struct Args {
+pub(crate) struct Args {
     /// Directories and telemetry, as for every service.
     #[command(flatten)]
     pub common: CommonArgs,
@@ -79,7 +79,7 @@ pub struct Args {
 impl Args {
     /// Returns the settings of the node and of rates.
     #[must_use]
-    pub fn settings(&self) -> NodeReportSettings {
+    pub(crate) fn settings(&self) -> NodeReportSettings {
         NodeReportSettings {
             taints: self.register_with_taints.clone(),
             labels: self.node_label.clone(),
@@ -119,7 +119,7 @@ fn taint(text: &str) -> Result<Value, String> {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
-    use quintlet_config::Service;
+    use quintlet_config::table::Service;
 
     use super::*;
 
@@ -129,7 +129,7 @@ mod tests {
         std::fs::write(&path, file).unwrap();
         let start = ["status-reporter", "--config", path.to_str().unwrap()];
         let line = start.into_iter().chain(flags.iter().copied()).map(Into::into).collect();
-        quintlet_config::cli::read::<Args>(Service::StatusReporter, line).unwrap().args
+        quintlet_config::read::<Args>(Service::StatusReporter, line).unwrap().args
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::update::{Ack, Stamp, Update, UpdateOutcome};
 ///
 /// # Errors
 /// INVALID_ARGUMENT with the name of the field.
-pub fn update(wire: wire::PodStatusUpdate, trace: Option<Trace>) -> Result<Update, Status> {
+pub(crate) fn update(wire: wire::PodStatusUpdate, trace: Option<Trace>) -> Result<Update, Status> {
     let uid = PodUid::parse(&wire.uid).map_err(|e| invalid("update.uid", &e.to_string()))?;
     Ok(Update {
         uid,
@@ -37,7 +37,7 @@ pub fn update(wire: wire::PodStatusUpdate, trace: Option<Trace>) -> Result<Updat
 
 /// Converts an ack to its message.
 #[must_use]
-pub fn ack(ack: Ack) -> wire::Ack {
+pub(crate) fn ack(ack: Ack) -> wire::Ack {
     let (kind, resource_version, detail) = match ack.verdict {
         UpdateOutcome::Written(rv) => (wire::AckKind::Written, rv, String::new()),
         UpdateOutcome::Shortened { version, without } => {
@@ -65,7 +65,7 @@ pub fn ack(ack: Ack) -> wire::Ack {
 ///
 /// # Errors
 /// INVALID_ARGUMENT with the name of the field.
-pub fn volumes(wire: wire::NodeVolumesRequest) -> Result<Volumes, Status> {
+pub(crate) fn volumes(wire: wire::NodeVolumesRequest) -> Result<Volumes, Status> {
     let driver = |driver: wire::CsiDriver| {
         let name = segment("drivers.name", driver.name)?;
         if driver.node_id.is_empty() {
@@ -98,7 +98,7 @@ fn storage_condition(wire: wire::StorageHealthCondition) -> StorageCondition {
 
 /// Converts the volumes of a Node to their message, without a generation.
 #[must_use]
-pub fn node_volumes(seen: &LastNode) -> wire::NodeVolumesReply {
+pub(crate) fn node_volumes(seen: &LastNode) -> wire::NodeVolumesReply {
     let (metadata, status) = (&seen.node["metadata"], &seen.node["status"]);
     let attached = |volume: &Value| wire::AttachedVolume {
         name: text(volume, "name").to_owned(),
@@ -120,7 +120,7 @@ pub fn node_volumes(seen: &LastNode) -> wire::NodeVolumesReply {
 ///
 /// # Errors
 /// INVALID_ARGUMENT with the name of the field.
-pub fn object(field: &str, bytes: &[u8]) -> Result<Value, Status> {
+pub(crate) fn object(field: &str, bytes: &[u8]) -> Result<Value, Status> {
     if bytes.is_empty() {
         return Ok(Value::Object(serde_json::Map::new()));
     }
@@ -132,7 +132,7 @@ pub fn object(field: &str, bytes: &[u8]) -> Result<Value, Status> {
 ///
 /// # Errors
 /// INVALID_ARGUMENT with the name of the field.
-pub fn segment(field: &str, text: String) -> Result<String, Status> {
+pub(crate) fn segment(field: &str, text: String) -> Result<String, Status> {
     let ok = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b':');
     if text.is_empty() || text.len() > 253 || text.starts_with('.') || !text.bytes().all(ok) {
         return Err(invalid(field, "not a name of an object"));

@@ -15,7 +15,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 
 /// Allows all attempts while the server answers, and one attempt per pause while it does not.
 #[derive(Debug)]
-pub struct Gate {
+pub(crate) struct Gate {
     state: Mutex<State>,
     opened: Notify,
 }
@@ -46,7 +46,7 @@ impl Default for Gate {
 
 impl Gate {
     /// Waits until an attempt is allowed.
-    pub async fn enter(&self) {
+    pub(crate) async fn enter(&self) {
         loop {
             let opened = self.opened.notified();
             let until = {
@@ -71,7 +71,7 @@ impl Gate {
     }
 
     /// Records an answer.
-    pub fn answered(&self) {
+    pub(crate) fn answered(&self) {
         let mut state = self.state.lock();
         if state.pause.take().is_some() {
             state.backoff.reset();
@@ -80,7 +80,7 @@ impl Gate {
     }
 
     /// Records a missing answer, or a `Retry-After`.
-    pub fn failed(&self, retry_after: Option<Duration>) {
+    pub(crate) fn failed(&self, retry_after: Option<Duration>) {
         let mut state = self.state.lock();
         let now = Instant::now();
         let pause = state.backoff.next_wait();

@@ -14,21 +14,21 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod api;
-pub mod args;
+mod args;
 pub mod clients;
-pub mod convert;
+mod convert;
 pub mod events;
-pub mod gate;
+mod gate;
 pub mod lease;
 pub mod metrics;
-pub mod mirror;
+mod mirror;
 pub mod node;
 mod process;
 pub mod reporter;
 pub mod run;
-pub mod service;
+mod service;
 pub mod status;
 pub mod update;
-pub mod write;
+mod write;
 
 pub use crate::process::main;

@@ -15,7 +15,7 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 ///
 /// # Errors
 /// The API server refuses a call or does not answer.
-pub async fn ensure(api: &ApiClient, node: &str, pod: &Value) -> Result<(String, bool), ApiFailure> {
+pub(crate) async fn ensure(api: &ApiClient, node: &str, pod: &Value) -> Result<(String, bool), ApiFailure> {
     let (namespace, name) = (text(&pod["metadata"], "namespace"), text(&pod["metadata"], "name"));
     let mut pod = pod.clone();
     let owner = api.get(&node_path(node)).await?;
@@ -59,7 +59,12 @@ pub async fn ensure(api: &ApiClient, node: &str, pod: &Value) -> Result<(String,
 ///
 /// # Errors
 /// The API server refuses a call or does not answer.
-pub async fn delete(api: &ApiClient, namespace: &str, name: &str, uid: &str) -> Result<bool, ApiFailure> {
+pub(crate) async fn delete(
+    api: &ApiClient,
+    namespace: &str,
+    name: &str,
+    uid: &str,
+) -> Result<bool, ApiFailure> {
     match api.delete_now(&pod_path(namespace, name), uid).await {
         Ok(()) => Ok(true),
         Err(ApiFailure::NotFound(_) | ApiFailure::Conflict(_)) => Ok(false),

@@ -13,7 +13,7 @@ use crate::run::{Config, run};
 /// Runs status-reporter as its own process. Exits with 64 on a usage error.
 #[must_use]
 pub fn main() -> ExitCode {
-    let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::StatusReporter);
+    let loaded = quintlet_config::parse::<Args>(quintlet_config::table::Service::StatusReporter);
     let args = loaded.args.clone();
     let config = Config {
         observers: args.common.observer_uid.clone(),

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::neighbour::Neighbour;
-use quintlet_kit::paths::Paths;
 use quintlet_kit::server::{HealthHandle, Server};
 use quintlet_kit::socket::{self, PeerPolicy};
 use quintlet_proto::status::v1::status_reporter_server::StatusReporterServer;

@@ -29,7 +29,7 @@ use crate::reporter::Reporter;
 use crate::update::{Ack, Stamp, UpdateOutcome};
 
 /// The gRPC service.
-pub struct Service {
+pub(crate) struct Service {
     /// Takes statuses of pods.
     pub reporter: Reporter,
     /// Takes events.

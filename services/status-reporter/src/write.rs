@@ -17,7 +17,7 @@ const ROUNDS: usize = 3;
 
 /// The last answer of the API server for a pod.
 #[derive(Debug, Clone)]
-pub struct Memory {
+pub(crate) struct Memory {
     api_uid: String,
     version: u64,
     status: Arc<Value>,
@@ -49,20 +49,20 @@ impl Memory {
 
     /// Returns the `resourceVersion` of the object.
     #[must_use]
-    pub fn version(&self) -> u64 {
+    pub(crate) fn version(&self) -> u64 {
         self.version
     }
 
     /// Returns the status of the object.
     #[must_use]
-    pub fn status(&self) -> &Value {
+    pub(crate) fn status(&self) -> &Value {
         &self.status
     }
 }
 
 /// The outcome of an attempt.
 #[derive(Debug)]
-pub enum AttemptOutcome {
+pub(crate) enum AttemptOutcome {
     /// The update needs no further attempt.
     Done(UpdateOutcome),
     /// The attempt must be retried.
@@ -74,7 +74,7 @@ pub enum AttemptOutcome {
 
 /// The largest statuses of one pod that the API server takes.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Room {
+pub(crate) struct Room {
     /// Bytes of the smallest status that was too large, as JSON; none if no status was.
     too_large: Option<usize>,
     /// A status without any part that can be left out was too large.
@@ -115,7 +115,7 @@ impl Room {
 /// Most updates need one PATCH. The live object is read only after a conflict. With `may_defer`, an update
 /// that can wait for the next one is not written. A status that is too large for the API server is shortened.
 /// A finished pod of which the API server has refused the least status twice is deleted without one.
-pub async fn write(
+pub(crate) async fn write(
     api: &ApiClient,
     update: &Update,
     memory: &mut Option<Memory>,

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 use crate::wait::until;
 
 /// Environment variable with the kubeconfig of an administrator of a real cluster.
-pub const ADMIN_ENV: &str = "QUINTLET_KUBECONFIG";
+pub(crate) const ADMIN_ENV: &str = "QUINTLET_KUBECONFIG";
 /// Environment variable with the kubeconfig of the identity `system:node:$QUINTLET_NODE` there.
-pub const NODE_KUBECONFIG_ENV: &str = "QUINTLET_NODE_KUBECONFIG";
+pub(crate) const NODE_KUBECONFIG_ENV: &str = "QUINTLET_NODE_KUBECONFIG";
 /// Environment variable with the name of that node, which must not run elsewhere.
-pub const NODE_ENV: &str = "QUINTLET_NODE";
+pub(crate) const NODE_ENV: &str = "QUINTLET_NODE";
 
 /// Access to a real cluster.
 #[derive(Debug, Clone)]

@@ -6,6 +6,7 @@
 //! - [`claims`] — claims of volumes of the tests' own CSI driver;
 //! - [`cluster`] — an administrator's client of an API server;
 //! - [`cost`] — CPU, memory, wake-ups and requests of an agent's processes;
+//! - [`follow`] — programs that follow logs;
 //! - [`service`] — a supervised process, restarted 200 ms after it exits, as by `quintctl up`;
 //! - [`seen`] — a pod as shown by pod-sync or the API server;
 //! - [`recorder`] — records all states around a fault, and checks what must not change;
@@ -26,27 +27,28 @@
 
 pub mod bins;
 pub mod claims;
-pub mod cluster;
+mod cluster;
 pub mod cost;
+pub mod follow;
 mod local_images;
 pub mod mixin;
 pub mod monitoring;
-pub mod node;
+mod node;
 pub mod otlp;
 pub mod pods;
 pub mod ports;
-pub mod recorder;
+mod recorder;
 pub mod registry;
-pub mod restarts;
+mod restarts;
 pub mod runtime;
-pub mod seen;
+mod seen;
 pub mod service;
 pub mod sockets;
-pub mod terminal;
-pub mod wait;
+mod terminal;
+mod wait;
 pub mod work;
 
-pub use node::{Node, Options};
+pub use node::{NODE, NODE_API_UID, Node, Options, Runtime, arguments, page, unmount_all};
 pub use seen::Seen;
 pub use terminal::Terminal;
-pub use wait::until;
+pub use wait::{LONG, until};

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use quintlet_kit::args::paths::{CriSocket, Paths};
 use quintlet_kit::messages::whole;
-use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::socket;
 use quintlet_localnode::Containerd;
 use quintlet_localnode::cni::Families;

@@ -37,13 +37,13 @@ pub struct Record {
 }
 
 /// States before a fault, by service and name of the pod.
-pub type Before = BTreeMap<(&'static str, String), Steady>;
+pub(crate) type Before = BTreeMap<(&'static str, String), Steady>;
 
 /// pod-sync's podsync.v1.
-pub const PODSYNC: &str = "pod-sync";
+pub(crate) const PODSYNC: &str = "pod-sync";
 
 /// The API server.
-pub const API: &str = "API";
+pub(crate) const API: &str = "API";
 
 /// Records the states of all pods as pod-sync and the API server show them.
 #[derive(Debug)]

@@ -190,7 +190,7 @@ const AUTH: &[Field] = &[
 ];
 
 /// CreateContainerRequest.
-pub const CREATE_CONTAINER: &[Field] = &[
+pub(crate) const CREATE_CONTAINER: &[Field] = &[
     one(1, "pod_sandbox_id", Text),
     one(2, "config", Message(CONTAINER)),
     one(3, "sandbox_config", Message(SANDBOX)),
@@ -217,7 +217,7 @@ const STOP_SANDBOX: &[Field] = &[one(1, "pod_sandbox_id", Text)];
 
 /// Returns the fields of a request; `None` for methods that read or remove.
 #[must_use]
-pub fn request(method: Method) -> Option<&'static [Field]> {
+pub(crate) fn request(method: Method) -> Option<&'static [Field]> {
     Some(match method {
         Method::RunPodSandbox => RUN_SANDBOX,
         Method::CreateContainer => CREATE_CONTAINER,

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 /// A field of a message.
 #[derive(Debug)]
-pub struct Field {
+pub(crate) struct Field {
     /// Number of the field on the wire.
     pub number: u64,
     /// Name in the contract.
@@ -23,7 +23,7 @@ pub struct Field {
 
 /// Type of a field.
 #[derive(Debug, Clone, Copy)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// A string, or bytes with text.
     Text,
     /// A boolean.
@@ -95,7 +95,7 @@ fn fields(mut bytes: &[u8]) -> Result<BTreeMap<u64, Vec<Raw<'_>>>, NotAMessage> 
 ///
 /// # Errors
 /// Fails if the bytes are malformed or a field has another type than in the table.
-pub fn decode(table: &[Field], bytes: &[u8]) -> Result<Value, NotAMessage> {
+pub(crate) fn decode(table: &[Field], bytes: &[u8]) -> Result<Value, NotAMessage> {
     let mut out = Map::new();
     for (number, raws) in fields(bytes)? {
         let Some(field) = table.iter().find(|f| f.number == number) else {

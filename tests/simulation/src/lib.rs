@@ -13,11 +13,11 @@ pub mod death;
 mod leftovers;
 pub mod pods;
 pub mod rules;
-pub mod seen;
-pub mod service;
-pub mod sim;
+mod seen;
+mod service;
+mod sim;
 pub mod watch;
 
-pub use seen::Seen;
-pub use service::Service;
-pub use sim::{Options, Sim};
+pub use seen::{EventSeen, Seen};
+pub use service::{NODE, Service};
+pub use sim::{LONG, Options, Sim};

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use sha2::{Digest as _, Sha256};
 
 /// A SHA-256 digest.
-pub type Digest = [u8; 32];
+pub(crate) type Digest = [u8; 32];
 
 /// Returns the digest of a list of byte strings. Each is hashed with its length, so that lists with the same
 /// concatenation differ.
-pub fn of_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Digest {
+pub(crate) fn of_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Digest {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update((part.len() as u64).to_le_bytes());

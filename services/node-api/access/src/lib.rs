@@ -10,7 +10,7 @@
 pub mod authn;
 pub mod authz;
 pub mod cache;
-pub mod digest;
+mod digest;
 pub mod limits;
 pub mod reload;
 pub mod review;

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_kit::args::paths::{CriSocket, Paths, socket_names};
 use quintlet_kit::messages::{timely, whole_within};
 use quintlet_kit::neighbour::admit;
-use quintlet_kit::paths::{CriSocket, Paths, socket_names};
 use quintlet_kit::stack::Caller;
 use quintlet_kit::{socket, task};
 use quintlet_proto::debug::v1::debug_client::DebugClient;

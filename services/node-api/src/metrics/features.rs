@@ -7,7 +7,7 @@ use quintlet_config::table::{GATES, SETTABLE};
 
 /// Returns the metric family. `is_on` returns whether a configurable gate is on, by its name and default.
 #[must_use]
-pub fn text(is_on: impl Fn(&str, bool) -> bool) -> String {
+pub(crate) fn text(is_on: impl Fn(&str, bool) -> bool) -> String {
     let mut out = String::from(
         "# HELP kubernetes_feature_enabled This metric records the data about the stage and enablement of a k8s feature.\n\
          # TYPE kubernetes_feature_enabled gauge\n",

@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 
 /// The text of one process.
 #[derive(Debug, Clone, Copy)]
-pub struct Part<'a> {
+pub(crate) struct Part<'a> {
     /// Value of the label `service`.
     pub service: &'a str,
     /// Name of the instance; empty if there is only one.
@@ -30,7 +30,7 @@ struct Family<'a> {
 
 /// Returns the labels that name the process of a sample.
 #[must_use]
-pub fn source_labels(service: &str, instance: &str) -> String {
+pub(crate) fn source_labels(service: &str, instance: &str) -> String {
     if instance.is_empty() {
         format!("service=\"{service}\"")
     } else {
@@ -40,7 +40,7 @@ pub fn source_labels(service: &str, instance: &str) -> String {
 
 /// Merges all texts.
 #[must_use]
-pub fn merge(parts: &[Part<'_>]) -> String {
+pub(crate) fn merge(parts: &[Part<'_>]) -> String {
     let mut families: BTreeMap<&str, Family<'_>> = BTreeMap::new();
     for (owner, part) in parts.iter().enumerate() {
         let mut current = "";
@@ -136,7 +136,7 @@ fn with_labels(line: &str, labels: &str) -> String {
 
 /// Returns the families whose names are `wanted`.
 #[must_use]
-pub fn only(text: &str, wanted: impl Fn(&str) -> bool) -> String {
+pub(crate) fn only(text: &str, wanted: impl Fn(&str) -> bool) -> String {
     let mut keep = false;
     text.lines()
         .filter(|line| {

@@ -4,11 +4,11 @@
 //! last metrics are served; `quintlet_service_metrics_stale` reports that, and
 //! `quintlet_service_metrics_age_seconds` their age.
 
-pub mod features;
+pub(crate) mod features;
 #[cfg(test)]
 mod kubelet_families;
-pub mod merge;
-pub mod volumes;
+pub(crate) mod merge;
+pub(crate) mod volumes;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -33,7 +33,7 @@ type LastMetrics = Option<(Instant, String)>;
 
 /// The last metrics of each service.
 #[derive(Debug, Default)]
-pub struct MetricsCache {
+pub(crate) struct MetricsCache {
     last: Mutex<BTreeMap<Source, (Instant, String)>>,
 }
 
@@ -57,7 +57,7 @@ impl MetricsCache {
     }
 
     /// Responds with the merged metrics and the family of feature gates.
-    pub async fn page(&self, node: &Services, node_name: &str, features: &str) -> Answer {
+    pub(crate) async fn page(&self, node: &Services, node_name: &str, features: &str) -> Answer {
         let (scraped, storage) = tokio::join!(self.scrape(node), node.storage());
         let own = quintlet_telemetry::metrics::text();
         let mut parts = parts(&scraped);
@@ -85,7 +85,7 @@ impl MetricsCache {
     }
 
     /// Responds with the metrics of probes, and with the start time of this process.
-    pub async fn probes(&self, node: &Services, started: jiff::Timestamp) -> Answer {
+    pub(crate) async fn probes(&self, node: &Services, started: jiff::Timestamp) -> Answer {
         let mut scraped = self.scrape(node).await;
         scraped.retain(|(source, _)| source.service == "probe-service");
         let mut out = merge::only(&merge(&parts(&scraped)), |name| name.starts_with("prober_"));

@@ -20,7 +20,7 @@ const FAMILIES: [(&str, &str, Value); 6] = [
 
 /// Returns the metrics of volumes of claims. A claim that several pods use appears once.
 #[must_use]
-pub fn text(pods: &[PodStorage]) -> String {
+pub(crate) fn text(pods: &[PodStorage]) -> String {
     let volumes = pods.iter().flat_map(|pod| &pod.volumes);
     let claims = volumes.filter_map(|volume| {
         let (claim, _) = (volume.claim.as_ref()?, volume.usage.as_ref()?);

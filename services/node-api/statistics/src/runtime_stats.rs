@@ -108,7 +108,7 @@ async fn one_by_one(node: &Services, why: Status) -> Result<Vec<SandboxStats>, S
 
 #[cfg(test)]
 mod tests {
-    use quintlet_kit::paths::{CriSocket, Paths};
+    use quintlet_kit::args::paths::{CriSocket, Paths};
     use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Method, Options};
 
     use super::*;

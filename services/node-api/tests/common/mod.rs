@@ -12,9 +12,10 @@ use hyper_util::rt::TokioIo;
 use node_api::{NodeApi, NodeApiArgs};
 use node_api_access::limits::{ConnectionLimiter, Limits};
 use parking_lot::Mutex;
-use quintlet_config::{Loaded, Service};
+use quintlet_config::Loaded;
+use quintlet_config::table::Service;
+use quintlet_kit::args::paths::{CriSocket, Paths};
 use quintlet_kit::clock::Clock;
-use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::server::{HealthHandle, Server};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_proto::podsync::v1 as wire;
@@ -65,7 +66,7 @@ pub(crate) fn args(dir: &std::path::Path, more: &[&str]) -> Loaded<NodeApiArgs> 
     line.extend(own.iter().filter(|flag| !is_given(flag)));
     line.extend([run.as_str(), pki.as_str()]);
     line.extend(more);
-    quintlet_config::cli::read(Service::NodeApi, line.into_iter().map(Into::into).collect()).unwrap()
+    quintlet_config::read(Service::NodeApi, line.into_iter().map(Into::into).collect()).unwrap()
 }
 
 impl Api {

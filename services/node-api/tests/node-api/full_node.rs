@@ -3,7 +3,7 @@
 use http_body_util::BodyExt as _;
 use node_api::pods;
 use node_api_base::services::Services;
-use quintlet_kit::paths::{CriSocket, Paths};
+use quintlet_kit::args::paths::{CriSocket, Paths};
 use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Method, Options};
 
 #[tokio::test]

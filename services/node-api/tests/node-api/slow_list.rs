@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use node_api_base::services::Services;
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_proto::podsync::v1::{PodStorage, PodView};
 use tokio::time::Instant;
 use tonic::{Code, Status};

@@ -30,7 +30,7 @@ const NODE_READ: Duration = Duration::from_secs(5);
 
 /// The node as admission sees it.
 #[async_trait]
-pub trait Admission: Send + Sync {
+pub(crate) trait Admission: Send + Sync {
     /// Decides whether the node takes a pod beside the others.
     fn admit(&self, pod: &Pod, others: &[&Pod]) -> AdmitResult;
 

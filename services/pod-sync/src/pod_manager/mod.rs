@@ -17,7 +17,7 @@ mod starts;
 mod stores;
 mod updates;
 
-pub use admission::Admission;
+pub(crate) use admission::Admission;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +51,7 @@ use pod_sync_worker::context::{Desired, WorkerContext};
 const HOUSEKEEPING: Duration = Duration::from_secs(2);
 
 /// All pods of this node and their workers.
-pub struct PodManager {
+pub(crate) struct PodManager {
     ctx: Arc<WorkerContext>,
     objects: Arc<ManifestObjects>,
     stores: Stores,
@@ -74,14 +74,14 @@ impl std::fmt::Debug for PodManager {
 
 /// Whether a record of an earlier run has a usable pod.
 #[must_use]
-pub fn has_pod(record: &PodRecord) -> bool {
+pub(crate) fn has_pod(record: &PodRecord) -> bool {
     record.pod.as_ref().is_some_and(|pod| pods::pod_ref(pod).is_ok())
 }
 
 impl PodManager {
     /// Returns a pod manager without pods. Spawns the task that writes the cgroups of QoS classes.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         ctx: Arc<WorkerContext>,
         objects: Arc<ManifestObjects>,
         admission: Arc<dyn Admission>,
@@ -105,13 +105,13 @@ impl PodManager {
 
     /// Returns the heartbeat of the loop.
     #[must_use]
-    pub fn heartbeat(&self) -> Heartbeat {
+    pub(crate) fn heartbeat(&self) -> Heartbeat {
         self.heartbeat.clone()
     }
 
     /// Makes workers for the pods in the records of an earlier run, before any source has delivered a
     /// snapshot.
-    pub fn restore(&mut self, records: Vec<(PodUid, PodRecord)>) {
+    pub(crate) fn restore(&mut self, records: Vec<(PodUid, PodRecord)>) {
         for (uid, record) in records {
             let Some(pod) = record.pod.clone() else {
                 self.ctx.checkpoints.records.remove(&uid);
@@ -160,7 +160,7 @@ impl PodManager {
     }
 
     /// Runs until `stop`, or, after `drain` became true, until no pod of a manifest is left.
-    pub async fn run(
+    pub(crate) async fn run(
         mut self,
         mut updates: mpsc::Receiver<SourceMessage>,
         mut drain: watch::Receiver<bool>,

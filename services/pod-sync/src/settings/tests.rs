@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
-use quintlet_config::Service;
-use quintlet_config::cli::read;
+use quintlet_config::read;
+use quintlet_config::table::Service;
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -40,7 +40,7 @@ fn loaded(file: &str, flags: &[&str]) -> Result<Args, String> {
     let line: Vec<OsString> = start.into_iter().chain(flags.iter().map(Into::into)).collect();
     match read::<Args>(Service::PodSync, line) {
         Ok(loaded) => Ok(loaded.args),
-        Err(quintlet_config::cli::Exit::Invalid(diagnostics)) => {
+        Err(quintlet_config::Exit::Invalid(diagnostics)) => {
             Err(quintlet_config::diagnostics::render(&diagnostics))
         }
         Err(other) => panic!("{other:?}"),
@@ -504,7 +504,7 @@ fn fields_of_cpus_and_numa_nodes_arrive() {
     assert!(set.has_pod_level);
     assert_eq!((set.cpu_options["full-pcpus-only"].as_str(), set.cpu_gates.alpha), ("true", true));
     assert_eq!((set.reserved_cpus.as_str(), set.reserved_milli_cpus), ("0", Some(1000)));
-    let bytes = |amounts: &pod_sync_memory::reserved::Amounts| amounts.values().copied().collect::<Vec<_>>();
+    let bytes = |amounts: &pod_sync_memory::Amounts| amounts.values().copied().collect::<Vec<_>>();
     assert_eq!(set.reserved_memory.values().map(bytes).collect::<Vec<_>>(), [[4 << 20, 1 << 30]]);
     assert_eq!(bytes(&set.memory_of_node), [1 << 30], "with the eviction threshold");
     assert_eq!(set.topology_options["max-allowable-numa-nodes"], "9");

@@ -13,8 +13,8 @@ use pod_sync_sources::api::ClusterView;
 use pod_sync_sources::cluster::{ApiSources, Objects, Tokens};
 use pod_sync_sources::objects::ManifestObjects;
 use pod_sync_volume_manager::objects::{ApiObjects, VolumeObjects};
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::paths::Paths;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

@@ -9,7 +9,7 @@ use pod_sync_decisions::containment::ProcessExit;
 use pod_sync_layout::RuntimeState;
 use pod_sync_node_object::EnforcedReservation;
 use pod_sync_worker::context::{Reporting, WorkerContext};
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::task::blocking;
 use quintlet_model::ids::PodUid;
 use tokio::sync::{mpsc, watch};

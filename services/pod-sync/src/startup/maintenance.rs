@@ -14,7 +14,7 @@ use pod_sync_placement::ReconcileContext;
 use pod_sync_records::PodRecord;
 use pod_sync_volume_usage::{Measured, Pods as _, StorageSettings};
 use pod_sync_worker::context::WorkerContext;
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_model::ids::PodUid;
 use tokio::sync::watch;
 

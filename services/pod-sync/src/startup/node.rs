@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pod_sync_node_certificates::{ClientCertificate, ServingCertificate};
 use pod_sync_node_object::NodeChannels;
 use pod_sync_worker::context::WorkerContext;
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use tokio::sync::watch;
 
 use super::api::ApiAccess;

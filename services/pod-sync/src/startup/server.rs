@@ -9,7 +9,7 @@ use pod_sync_pod_resources::{HeldResources, PodResourcesApi, PodSource};
 use pod_sync_views::PodView;
 use pod_sync_volume_usage::Measured;
 use pod_sync_worker::context::{Reporting, WorkerContext, WorkerControl};
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::server::{HealthHandle, OFFLINE_CACHE, SYNC_LOOP, Server};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_kit::task::spawn;

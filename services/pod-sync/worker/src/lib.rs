@@ -14,7 +14,7 @@
 
 pub mod context;
 mod image;
-pub mod mirror;
+mod mirror;
 mod pod_workers;
 mod probe_rates;
 mod static_pod_gate;

@@ -18,7 +18,7 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// The groups that the reconciler of a mirror pod uses.
 #[derive(Debug, Clone)]
-pub struct MirrorContext {
+pub(crate) struct MirrorContext {
     /// Wall time and CLOCK_BOOTTIME.
     pub clock: Clock,
     /// Settings of this node.
@@ -50,19 +50,19 @@ struct Wanted {
 /// Reconciles the mirror of one static pod in a task of its own, since the pod itself does not wait for the
 /// API server. The task ends when the reconciler is dropped.
 #[derive(Debug)]
-pub struct MirrorReconciler(watch::Sender<Wanted>);
+pub(crate) struct MirrorReconciler(watch::Sender<Wanted>);
 
 impl MirrorReconciler {
     /// Starts the task.
     #[must_use]
-    pub fn start(ctx: MirrorContext, pod: Arc<Pod>, mirror: Option<Arc<Pod>>) -> Self {
+    pub(crate) fn start(ctx: MirrorContext, pod: Arc<Pod>, mirror: Option<Arc<Pod>>) -> Self {
         let (wanted, seen) = watch::channel(Wanted { pod, mirror });
         quintlet_kit::task::spawn("mirror", keep(ctx, seen));
         Self(wanted)
     }
 
     /// Sets the newest pod and mirror.
-    pub fn set(&self, pod: &Arc<Pod>, mirror: Option<&Arc<Pod>>) {
+    pub(crate) fn set(&self, pod: &Arc<Pod>, mirror: Option<&Arc<Pod>>) {
         let new = Wanted { pod: Arc::clone(pod), mirror: mirror.cloned() };
         self.0.send_if_modified(|old| {
             let changed = *old != new;
@@ -129,7 +129,7 @@ async fn reconcile(statuses: &Statuses, pod: &Pod, mirror: Option<&Pod>) -> Resu
 /// Returns the mirror to create: the static pod with its hash as mirror annotation. status-reporter adds the
 /// owner reference.
 #[must_use]
-pub fn mirror_of(pod: &Pod) -> Pod {
+pub(crate) fn mirror_of(pod: &Pod) -> Pod {
     let mut copy = pod.clone();
     let annotations = copy.metadata.annotations.get_or_insert_with(BTreeMap::new);
     let hash = annotations.get(labels::CONFIG_HASH).cloned().unwrap_or_default();

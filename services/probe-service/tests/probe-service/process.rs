@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::paths::Paths;
 use quintlet_kit::socket;
 use quintlet_proto::probe::v1::drive_report::Report;
 use quintlet_proto::probe::v1::drive_request::Request as DriverRequest;

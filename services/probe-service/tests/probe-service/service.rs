@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use quintlet_kit::args::SubscriberArgs;
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::socket;
 use quintlet_proto::probe::v1::drive_report::Report;
 use quintlet_proto::probe::v1::drive_request::Request as DriverRequest;

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use quintlet_kit::args::paths::{CriSocket, Paths, socket_names};
 use quintlet_kit::command::Commands;
-use quintlet_kit::paths::{CriSocket, Paths, socket_names};
 
 use crate::journal::Journal;
 use crate::machine::{Machine, reason};

@@ -13,7 +13,7 @@ use quintctl_redaction as redact;
 use quintctl_redaction::{FromSecrets, Scrubber, Values};
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_cri_api::v1::{ContainerStatusRequest, ListContainersRequest};
-use quintlet_kit::paths::{CriSocket, Paths};
+use quintlet_kit::args::paths::{CriSocket, Paths};
 use quintlet_proto::debug::v1::debug_client::DebugClient;
 use quintlet_proto::debug::v1::{MetricsRequest, TracesRequest};
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;

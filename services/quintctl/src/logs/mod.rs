@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use notify::Watcher as _;
 use quintlet_crilog::follow::{Followed, LINGER, ReadOutcome};
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{GetPodRequest, PodView};
 use serde_json::Value;

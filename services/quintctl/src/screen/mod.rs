@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crossterm::event::{Event, EventStream, KeyEventKind};
 use futures::StreamExt as _;
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::task;
 use quintlet_proto::podsync::v1::PodView;
 use tokio::sync::{mpsc, watch};

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use quintlet_cri_api::v1::AttachRequest;
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 
 use super::session::{self, Wanted};
 use super::{cri, pod, running};

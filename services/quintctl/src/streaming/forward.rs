@@ -9,7 +9,7 @@ use std::sync::Arc;
 use quintlet_cri_api::v1::{
     ListPodSandboxRequest, PodSandboxFilter, PodSandboxState, PodSandboxStateValue, PortForwardRequest,
 };
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::task::TaskGroup;
 use quintlet_spdy::{Connection, Stream};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

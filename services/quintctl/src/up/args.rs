@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use quintlet_config::Service;
+use quintlet_config::table::Service;
 
 /// An argument for one service.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use tokio::sync::watch;
 
 use super::args::UpArgs;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::task;
 use quintlet_proto::podsync::v1::PodView;
 use tokio::sync::{mpsc, watch};

@@ -14,7 +14,7 @@ mod streams;
 
 use std::collections::BTreeSet;
 
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::task::TaskGroup;
 
 use crate::client::Peer;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::task::TaskGroup;
 use quintlet_proto::debug::v1::BuildRequest;
 use quintlet_proto::debug::v1::debug_client::DebugClient;

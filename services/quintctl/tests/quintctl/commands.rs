@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use quintlet_kit::args::paths::{CriSocket, Paths};
 use quintlet_kit::neighbour::Neighbour;
-use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::server::{HealthHandle, NODE, SYNC_LOOP, Server};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_kit::task;

@@ -25,7 +25,7 @@ const KNOWN: [&str; 11] = [
 /// Returns the reason why a node may not set a label on itself, if any. The API server would reject the whole
 /// Node object.
 #[must_use]
-pub fn problem(key: &str, value: &str) -> Option<&'static str> {
+pub(crate) fn problem(key: &str, value: &str) -> Option<&'static str> {
     let (prefix, name) = key.rsplit_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
     if name.is_empty() || !is_word(name) || prefix.is_some_and(|prefix| !is_domain(prefix)) {
         return Some("no key of a label: must be NAME or DOMAIN/NAME, of letters, digits, - _ and .");

@@ -11,13 +11,13 @@
 
 pub mod arguments;
 pub mod checks;
-pub mod cli;
+mod cli;
 mod config;
 pub mod diagnostics;
 pub mod json;
 pub mod kind;
-pub mod labels;
-pub mod load;
+mod labels;
+mod load;
 pub mod node;
 pub mod print;
 mod rules;
@@ -25,9 +25,8 @@ mod suggest;
 pub mod table;
 pub mod tls;
 mod unsupported_flags;
-pub mod yaml;
+mod yaml;
 
-pub use cli::{ConfigArgs, Loaded, pair, parse};
+pub use cli::{ConfigArgs, Exit, Loaded, pair, parse, read};
 pub use config::Config;
 pub use load::{Sources, verbosity_filter};
-pub use table::Service;

@@ -18,7 +18,7 @@ const MAX_DEPTH: usize = 64;
 
 /// Returns all documents of a text that parse, and the errors of the text. Empty documents are omitted.
 #[must_use]
-pub fn documents(text: &str, file: &Arc<Path>) -> (Vec<LocatedValue>, Vec<Diagnostic>) {
+pub(crate) fn documents(text: &str, file: &Arc<Path>) -> (Vec<LocatedValue>, Vec<Diagnostic>) {
     let mut options =
         granit_parser::options! { flow_nesting_limit: MAX_DEPTH, block_nesting_limit: MAX_DEPTH };
     options.set_emit_comments(false);

@@ -24,7 +24,7 @@ pub mod journal;
 pub mod lists;
 pub mod local_authority;
 pub mod lookup;
-pub mod loop_device;
+mod loop_device;
 pub mod messages;
 pub mod mount_point;
 pub mod mount_table;
@@ -39,7 +39,7 @@ pub mod redirect;
 pub mod reflection;
 pub mod server;
 pub mod service;
-pub mod signals;
+mod signals;
 pub mod slots;
 pub mod socket;
 pub mod stack;
@@ -51,8 +51,6 @@ pub mod timers;
 pub mod tls;
 pub mod tree;
 pub mod url_scheme;
-
-pub use args::paths;
 
 /// Returns the texts of an error and of all its sources, joined by `: `.
 #[must_use]

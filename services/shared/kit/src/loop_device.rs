@@ -29,7 +29,7 @@ const BLOCK_DEVICES: &str = "/sys/block";
 /// # Errors
 /// Fails if sysfs cannot be read, if losetup(8) is not installed, if it fails or does not end within 5 s, or
 /// if a device is still open after a second.
-pub fn detach_all(file: &Path) -> io::Result<bool> {
+pub(crate) fn detach_all(file: &Path) -> io::Result<bool> {
     let devices = of_file(Path::new(BLOCK_DEVICES), file)?;
     for device in &devices {
         let mut losetup = Command::new("losetup");

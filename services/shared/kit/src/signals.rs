@@ -3,11 +3,11 @@
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Exit code after a second signal: 128 + SIGINT.
-pub const EXIT_FORCED: i32 = 130;
+pub(crate) const EXIT_FORCED: i32 = 130;
 
 /// The signal that stopped the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopReason {
+pub(crate) enum StopReason {
     /// SIGTERM.
     Term,
     /// SIGINT.
@@ -21,7 +21,7 @@ pub enum StopReason {
 ///
 /// # Errors
 /// The handlers cannot be installed.
-pub fn stop_signal() -> std::io::Result<impl Future<Output = StopReason> + use<>> {
+pub(crate) fn stop_signal() -> std::io::Result<impl Future<Output = StopReason> + use<>> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     Ok(async move {
         // Both streams continue to exist, so a dropped arm does not lose a signal.

@@ -9,7 +9,7 @@ use crate::host::ContainerdVersion;
 
 /// Inputs of the configuration.
 #[derive(Debug, Clone)]
-pub struct ContainerdSettings<'a> {
+pub(crate) struct ContainerdSettings<'a> {
     /// Version of containerd, which determines the format of the file.
     pub version: ContainerdVersion,
     /// Directory of images, snapshots and metadata.
@@ -49,7 +49,7 @@ const DISABLED: [&str; 8] = [
 ///
 /// # Errors
 /// Fails if a path is not UTF-8.
-pub fn render(settings: &ContainerdSettings<'_>) -> Result<String, toml::ser::Error> {
+pub(crate) fn render(settings: &ContainerdSettings<'_>) -> Result<String, toml::ser::Error> {
     let (version, plugins) = match settings.version.major {
         0 | 1 => (2, plugins_v2(settings)),
         _ => (3, plugins_v3(settings)),

@@ -36,10 +36,10 @@ const TERM_GRACE: Duration = Duration::from_secs(3);
 const MARKER: &str = ".quintlet-localnode";
 
 /// Environment variable with the containerd binary, to run all tests with another version.
-pub const CONTAINERD_ENV: &str = "QUINTLET_CONTAINERD";
+pub(crate) const CONTAINERD_ENV: &str = "QUINTLET_CONTAINERD";
 
 /// Environment variable with the OCI runtime that runs containers in place of runc, such as crun.
-pub const OCI_RUNTIME_ENV: &str = "QUINTLET_OCI_RUNTIME";
+pub(crate) const OCI_RUNTIME_ENV: &str = "QUINTLET_OCI_RUNTIME";
 
 /// Options of a private containerd.
 #[derive(Debug, Clone)]

@@ -15,14 +15,14 @@ use crate::record::Record;
 use crate::{Error, cleanup, forwarding};
 
 /// Default directory of the lock files.
-pub const DEFAULT_LOCK_DIR: &str = "/run/quintlet-localnode";
+pub(crate) const DEFAULT_LOCK_DIR: &str = "/run/quintlet-localnode";
 
 /// Number of indices. The index is the third byte of the pods' addresses.
 const INDICES: u8 = 200;
 
 /// An index in use. Dropping it frees the index and keeps the file that names its last user.
 #[derive(Debug)]
-pub struct Index {
+pub(crate) struct Index {
     number: u8,
     file: Flock<File>,
     path: PathBuf,
@@ -30,17 +30,17 @@ pub struct Index {
 
 impl Index {
     /// Returns the index as a number, unique on this machine.
-    pub fn number(&self) -> u8 {
+    pub(crate) fn number(&self) -> u8 {
         self.number
     }
 
     /// Returns the names that contain the index.
-    pub fn names(&self) -> Names {
+    pub(crate) fn names(&self) -> Names {
         Names::new(self.number)
     }
 
     /// Frees the index and removes its file, once no trace of the instance is left.
-    pub fn release(self) {
+    pub(crate) fn release(self) {
         if let Some(dir) = self.path.parent() {
             forwarding::give_back(dir, self.number);
         }
@@ -102,7 +102,7 @@ impl Index {
 ///
 /// # Errors
 /// Fails if all are in use, or if the lock directory cannot be written.
-pub fn take(lock_dir: &Path, dir: &Path, wanted: Option<u8>) -> Result<Index, Error> {
+pub(crate) fn take(lock_dir: &Path, dir: &Path, wanted: Option<u8>) -> Result<Index, Error> {
     make_lock_dir(lock_dir)?;
     let numbers: Vec<u8> = wanted.map_or_else(|| (0..INDICES).collect(), |number| vec![number]);
     for number in numbers {
@@ -122,7 +122,7 @@ pub fn take(lock_dir: &Path, dir: &Path, wanted: Option<u8>) -> Result<Index, Er
 }
 
 /// Returns the indices without an owner, with the directory of each.
-pub fn abandoned(lock_dir: &Path) -> Vec<(Index, PathBuf)> {
+pub(crate) fn abandoned(lock_dir: &Path) -> Vec<(Index, PathBuf)> {
     let Ok(entries) = std::fs::read_dir(lock_dir) else { return Vec::new() };
     entries
         .filter_map(Result::ok)

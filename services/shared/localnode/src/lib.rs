@@ -15,15 +15,15 @@
 //! instance whose owner was killed is removed by the next start of any instance, unless it was started to be
 //! kept.
 
-pub mod cleanup;
+mod cleanup;
 pub mod cni;
-pub mod config;
-pub mod containerd;
+mod config;
+mod containerd;
 pub mod cri;
 pub mod host;
 pub mod images;
 pub mod import;
-pub mod index;
+mod index;
 pub mod oci;
 
 mod error;

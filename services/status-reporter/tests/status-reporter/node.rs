@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::paths::Paths;
 use quintlet_kit::rate::Rate;
 use quintlet_kit::server::NODE;
 use quintlet_proto::status::v1 as wire;

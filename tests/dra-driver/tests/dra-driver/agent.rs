@@ -10,8 +10,9 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use pod_sync_claims::checkpoint::{CHECKPOINT, decode};
-use pod_sync_claims::inventory::ClaimRecord;
-use pod_sync_claims::{ClaimContext, ClaimError, ClaimSource, Claims, FetchError, PLUGIN_TYPE, SliceWiper};
+use pod_sync_claims::{
+    ClaimContext, ClaimError, ClaimRecord, ClaimSource, Claims, FetchError, PLUGIN_TYPE, SliceWiper,
+};
 use pod_sync_clients::WorkerWakeups;
 use pod_sync_plugins::PluginManager;
 use quintlet_dra_driver::TestDriver;

@@ -4,10 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use quintlet_e2e::bins::SERVICES;
-use quintlet_e2e::node::page;
 use quintlet_e2e::otlp::{Receiver, Span};
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, Seen, pods, until};
+use quintlet_e2e::page;
+use quintlet_e2e::{LONG, Node, Options, Seen, pods, until};
 use quintlet_localnode::images;
 use serde_json::{Value, json};
 

@@ -3,8 +3,7 @@
 use quintlet_csi_driver::fault::{self, Fault};
 use quintlet_csi_driver::volumes::mounts_below;
 use quintlet_e2e::claims::{bound_claim, start_driver, with_claim};
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods, until};
+use quintlet_e2e::{LONG, Node, Options, pods, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_reads_and_writes_its_claims_file_and_a_driver_that_hangs_delays_no_neighbour() {

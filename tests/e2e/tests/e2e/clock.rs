@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use quintlet_e2e::node::NODE;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods, until};
+use quintlet_e2e::{LONG, NODE, Node, Options, pods, until};
 use serde_json::{Value, json};
 
 const HOUR: i64 = 3_600;

@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use quintlet_e2e::bins::{self, SERVICES};
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{ports, until};
+use quintlet_e2e::{LONG, ports, until};
 
 const KUBELET: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 const OWN: &str = "---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n";

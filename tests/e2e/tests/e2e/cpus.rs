@@ -1,8 +1,6 @@
 //! A pod with a CPU of its own, on a real runtime.
 
-use quintlet_e2e::node::NODE;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods, until};
+use quintlet_e2e::{LONG, NODE, Node, Options, pods, until};
 use quintlet_model::cpu_list::CpuList;
 use serde_json::{Value, json};
 

@@ -1,9 +1,7 @@
 //! A pod with a device of a device plugin, on a real runtime.
 
 use quintlet_device_plugin::TestPlugin;
-use quintlet_e2e::node::NODE;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, Seen, pods, until};
+use quintlet_e2e::{LONG, NODE, Node, Options, Seen, pods, until};
 use quintlet_pod_resources_api::v1::pod_resources_lister_client::PodResourcesListerClient;
 use quintlet_pod_resources_api::v1::{ContainerDevices, ListPodResourcesRequest};
 use serde_json::{Value, json};

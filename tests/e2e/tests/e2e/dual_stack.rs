@@ -5,9 +5,7 @@ use std::net::IpAddr;
 use std::process::Command;
 
 use nix::sched::{CloneFlags, unshare};
-use quintlet_e2e::node::{NODE, page};
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, Seen, pods, until};
+use quintlet_e2e::{LONG, NODE, Node, Options, Seen, page, pods, until};
 use quintlet_localnode::cni::Families;
 use serde_json::{Value, json};
 

@@ -1,8 +1,6 @@
 //! Evictions on a real runtime: a full disk, a volume above its limit.
 
-use quintlet_e2e::node::NODE;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, Seen, pods, until};
+use quintlet_e2e::{LONG, NODE, Node, Options, Seen, pods, until};
 use serde_json::{Value, json};
 
 /// A pod that writes a file of `mib` MiB into its volume, then waits.

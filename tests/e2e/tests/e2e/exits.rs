@@ -6,8 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods};
+use quintlet_e2e::{LONG, Node, Options, pods};
 use quintlet_kit::messages::whole;
 use quintlet_kit::{socket, task};
 use quintlet_proto::debug::v1::MetricsRequest;

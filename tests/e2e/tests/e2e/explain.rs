@@ -2,8 +2,7 @@
 
 use nix::sys::stat::Mode;
 use quintlet_e2e::registry::Registry;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods, until};
+use quintlet_e2e::{LONG, Node, Options, pods, until};
 use quintlet_kit::task;
 use serde_json::{Value, json};
 

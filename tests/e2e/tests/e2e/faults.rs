@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use quintlet_e2e::bins::SERVICES;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods};
+use quintlet_e2e::{LONG, Node, Options, pods};
 use quintlet_test_runtime::Faults as _;
 use serde_json::Value;
 use tokio::time::Instant;

@@ -2,10 +2,9 @@
 //! secrets, admission, deadlines.
 
 use base64::Engine as _;
-use quintlet_e2e::node::NODE;
+use quintlet_e2e::NODE;
 use quintlet_e2e::registry::Registry;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, Seen, pods, until};
+use quintlet_e2e::{LONG, Node, Options, Seen, pods, until};
 use quintlet_localnode::images;
 use serde_json::{Value, json};
 

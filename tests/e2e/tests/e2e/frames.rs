@@ -10,7 +10,7 @@ use http_body_util::BodyExt as _;
 use prost_types::FileDescriptorSet;
 use quintlet_e2e::bins::SERVICES;
 use quintlet_e2e::{Node, Options, pods};
-use quintlet_kit::paths::CriSocket;
+use quintlet_kit::args::paths::CriSocket;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::codegen::Bytes;
 

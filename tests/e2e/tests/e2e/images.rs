@@ -1,8 +1,7 @@
 //! Images from a registry: pull policies, failures with their back-off, and an interrupted pull.
 
 use quintlet_e2e::registry::Registry;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods};
+use quintlet_e2e::{LONG, Node, Options, pods};
 use quintlet_kit::messages::whole;
 use quintlet_proto::podsync::v1::ListEventsRequest;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use quintlet_e2e::bins::SERVICES;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, Seen, pods, until};
+use quintlet_e2e::{LONG, Node, Options, Seen, pods, until};
 
 /// Time within which a killed service serves again.
 const BACK: Duration = Duration::from_secs(2);

@@ -4,8 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use quintlet_csi_driver::volumes::mounts_below;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods, until};
+use quintlet_e2e::{LONG, Node, Options, pods, until};
 use serde_json::{Value, json};
 
 /// Creates a claim that is bound to a local PersistentVolume.

@@ -1,13 +1,11 @@
 //! Container logs on disk, written by a real runtime: rotated under load, followed across rotations, linked
 //! and removed.
 
-use std::process::Stdio;
 use std::time::Duration;
 
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods, until};
+use quintlet_e2e::follow::Follower;
+use quintlet_e2e::{LONG, Node, Options, pods, until};
 use serde_json::json;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 
 /// Lines of the pod. About 3,500 lines of 60 bytes each second exceed the size limit at every check.
 const LINES: usize = 40_000;
@@ -29,9 +27,8 @@ async fn a_follower_gets_every_line_once_while_the_log_is_rotated_and_compressed
     let extra = flags.map(|flag| ("pod-sync", flag.to_owned())).to_vec();
     let options = Options { extra, ..Options::standalone("logs") };
     let node = Node::start(options).await;
-    // It begins when its follower is connected: a late reader gets only the newest file, as with the kubelet.
     let count = format!(
-        "echo begin 0; until [ -e /go/follower ]; do sleep 0.1; done; seq 1 {LINES} | while read n; do echo \"a line of some length, with the number $n\"; [ $((n % 500)) -gt 0 ] || sleep 0.15; done"
+        "echo begin; until [ -e /go/follower ]; do sleep 0.1; done; seq 1 {LINES} | while read n; do echo \"a line of some length, with the number $n\"; [ $((n % 500)) -gt 0 ] || sleep 0.15; done"
     );
     let mut pod = pods::script("counter", &count);
     pod["spec"]["restartPolicy"] = json!("Never");
@@ -40,20 +37,8 @@ async fn a_follower_gets_every_line_once_while_the_log_is_rotated_and_compressed
     node.pod_manifest(&pod);
     let seen = node.wait_pod("counter", "running", LONG, |p| p.phase() == "Running").await;
     let logs = node.pod_logs_dir().display().to_string();
-    let mut follow = node
-        .quintctl(&["logs", "counter", "-f", "--pod-logs-dir", &logs])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut out = BufReader::new(follow.stdout.take().unwrap());
-    let mut text = String::new();
-    let read = tokio::time::timeout(LONG, out.read_line(&mut text)).await.expect("nothing is followed");
-    assert_eq!((read.unwrap(), text.as_str()), (8, "begin 0\n"));
+    let follower = Follower::start(node.quintctl(&["logs", "counter", "-f", "--pod-logs-dir", &logs])).await;
     std::fs::write(node.scratch().join("follower"), "").unwrap();
-    let followed = tokio::time::timeout(Duration::from_secs(120), async {
-        out.read_to_string(&mut text).await.unwrap();
-        follow.wait().await.unwrap()
-    });
 
     let dir = node.pod_logs_dir().join(format!("default_{}_{}", seen.name(), seen.uid())).join("main");
     let files = || -> Vec<String> {
@@ -80,11 +65,10 @@ async fn a_follower_gets_every_line_once_while_the_log_is_rotated_and_compressed
         until("the link", LONG, async || if links().len() == 1 { Ok(()) } else { Err(links()) }).await;
         assert_eq!(std::fs::read_link(&links()[0]).unwrap(), dir.join("0.log"));
     };
-    let ((), followed) = tokio::join!(rotations, followed);
-    assert!(followed.expect("the follower ends with the pod").success());
+    let ((), text) = tokio::join!(rotations, follower.rest(Duration::from_secs(120)));
     let got = numbers(&text);
-    let wrong = got.iter().zip(0..).find(|(got, want)| **got != *want);
-    assert_eq!((got.len(), wrong), (LINES + 1, None), "lines are lost, doubled or out of order");
+    let wrong = got.iter().zip(1..).find(|(got, want)| **got != *want);
+    assert_eq!((got.len(), wrong), (LINES, None), "lines are lost, doubled or out of order");
 
     assert!(files().len() <= 4, "{:?}", files());
     node.remove_manifest("counter.yaml");

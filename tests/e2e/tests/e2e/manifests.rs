@@ -1,8 +1,6 @@
 //! Pods from manifests without an API server: the examples of `make run`, edits and deletions.
 
-use quintlet_e2e::node::page;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods, until};
+use quintlet_e2e::{LONG, Node, Options, page, pods, until};
 
 const EXAMPLES: [(&str, &str); 4] = [
     ("web.yaml", include_str!("../../../../examples/web.yaml")),

@@ -5,11 +5,10 @@ use std::process::{Output, Stdio};
 use futures::{SinkExt as _, StreamExt as _};
 use quintlet_cri_api::v1::ReopenContainerLogRequest;
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
-use quintlet_e2e::node::NODE;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods, until};
+use quintlet_e2e::follow::Follower;
+use quintlet_e2e::{LONG, NODE, Node, Options, pods, until};
 use serde_json::json;
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::Command;
 use tokio_tungstenite::tungstenite::Message;
@@ -191,7 +190,7 @@ async fn a_hundred_connections_pass_through_one_port_forward() {
 }
 
 async fn fetch(port: u16) -> Result<String, String> {
-    quintlet_e2e::node::page("127.0.0.1", port, "/")
+    quintlet_e2e::page("127.0.0.1", port, "/")
         .await
         .map_err(|e| e.to_string())
         .and_then(|page| if page.is_empty() { Err("nothing".to_owned()) } else { Ok(page) })
@@ -248,7 +247,7 @@ async fn a_web_socket_client_sends_input_resizes_and_gets_the_exit_code() {
 async fn a_follower_gets_every_line_once_across_rotations() {
     let node = Node::start(options("node-api-follow")).await;
     // Exits on request with all lines on disk; see above for containerd 1.6.
-    let script = "mkfifo /tmp/go; read go < /tmp/go; \
+    let script = "mkfifo /tmp/go; echo begin; read go < /tmp/go; \
                   i=0; while [ $i -lt 20000 ]; do \
                     echo line $i; i=$((i+1)); [ $((i%100)) -gt 0 ] || sleep 0.01; \
                   done; \
@@ -257,17 +256,7 @@ async fn a_follower_gets_every_line_once_across_rotations() {
     pod["spec"]["restartPolicy"] = json!("Never");
     node.api().create_pod(pod);
     let seen = node.wait_ready("counter").await;
-    let mut follow = kubectl(&node, &["logs", "-f", "counter"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut out = follow.stdout.take().unwrap();
-    let reading = tokio::spawn(async move {
-        let mut all = String::new();
-        out.read_to_string(&mut all).await.unwrap();
-        all
-    });
+    let follower = Follower::start(kubectl(&node, &["logs", "-f", "counter"])).await;
     let go = async || {
         let line = ["exec", "counter", "--", "sh", "-c", "test -p /tmp/go && echo go > /tmp/go"];
         let go = run(&node, &line).await;
@@ -299,7 +288,7 @@ async fn a_follower_gets_every_line_once_across_rotations() {
     })
     .await;
     assert!(rotated > 1, "the log was rotated {rotated} times only");
-    let all = tokio::time::timeout(LONG, reading).await.expect("the follower does not end").unwrap();
+    let all = follower.rest(LONG).await;
     let want: String = (0..20_000).map(|i| format!("line {i}\n")).collect();
     let first_wrong = all.lines().zip(want.lines()).position(|(a, b)| a != b);
     assert!(all == want, "{} lines, the first wrong is {first_wrong:?}", all.lines().count());
@@ -316,8 +305,7 @@ async fn a_follower_gets_every_line_once_while_quintlet_rotates_compresses_and_d
     ];
     let extra = flags.map(|flag| ("pod-sync", flag)).to_vec();
     let node = Node::start(Options { extra, ..options("node-api-rotation") }).await;
-    // Counts until it is stopped, and exits with all lines on disk; see above for containerd 1.6. It begins
-    // when its follower is connected: a late reader gets only the newest file, as with the kubelet.
+    // Counts until it is stopped, and exits with all lines on disk; see above for containerd 1.6.
     let script = "echo begin; until [ -e /tmp/go ]; do sleep 0.1; done; \
                   i=0; while [ ! -e /tmp/enough ]; do \
                     echo a line of some length, number $i; i=$((i+1)); [ $((i%100)) -gt 0 ] || sleep 0.05; \
@@ -327,20 +315,7 @@ async fn a_follower_gets_every_line_once_while_quintlet_rotates_compresses_and_d
     pod["spec"]["restartPolicy"] = json!("Never");
     node.api().create_pod(pod);
     let seen = node.wait_ready("counter").await;
-    let mut follow = kubectl(&node, &["logs", "-f", "counter"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut out = BufReader::new(follow.stdout.take().unwrap());
-    let mut begin = String::new();
-    let read = tokio::time::timeout(LONG, out.read_line(&mut begin)).await.expect("nothing is followed");
-    assert_eq!((read.unwrap(), begin.as_str()), (6, "begin\n"));
-    let reading = quintlet_kit::task::spawn("follower", async move {
-        let mut all = String::new();
-        out.read_to_string(&mut all).await.unwrap();
-        all
-    });
+    let follower = Follower::start(kubectl(&node, &["logs", "-f", "counter"])).await;
     let exec = async |script: &str| {
         let done = run(&node, &["exec", "counter", "--", "sh", "-c", script]).await;
         if done.status.success() { Ok(text(&done.stdout)) } else { Err(text(&done.stderr)) }
@@ -379,7 +354,7 @@ async fn a_follower_gets_every_line_once_while_quintlet_rotates_compresses_and_d
     })
     .await;
     until("the container is let go", LONG, async || exec("touch /tmp/end").await).await;
-    let all = tokio::time::timeout(LONG, reading).await.expect("the follower does not end").unwrap();
+    let all = follower.rest(LONG).await;
     let number = |line: &str| line.rsplit(' ').next().and_then(|n| n.parse::<usize>().ok());
     let wrong = all.lines().enumerate().find(|(want, line)| number(line) != Some(*want));
     assert_eq!((all.lines().count(), wrong), (counted, None), "lines are lost, doubled or out of order");

@@ -3,9 +3,7 @@
 
 use quintlet_e2e::mixin;
 use quintlet_e2e::monitoring::{Scrape, queries};
-use quintlet_e2e::node::NODE;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods, until};
+use quintlet_e2e::{LONG, NODE, Node, Options, pods, until};
 use serde_json::json;
 
 /// A required sample: name, labels in any order, and least value.
@@ -82,7 +80,7 @@ async fn page(node: &Node, path: &str) -> Result<String, String> {
     let address = node.api().url().replace("http://", "");
     let (host, port) = address.rsplit_once(':').unwrap();
     let path = format!("/api/v1/nodes/{NODE}/proxy{path}");
-    quintlet_e2e::node::page(host, port.parse().unwrap(), &path).await.map_err(|e| e.to_string())
+    quintlet_e2e::page(host, port.parse().unwrap(), &path).await.map_err(|e| e.to_string())
 }
 
 fn has(text: &str, (name, labels, least): &Wanted) -> bool {

@@ -6,16 +6,14 @@ use futures::future::join_all;
 use nix::sys::signal::Signal;
 use quintlet_cri_api::v1::PodSandboxStatsRequest;
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
-use quintlet_e2e::node::NODE;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods, until};
+use quintlet_e2e::{LONG, NODE, Node, Options, pods, until};
 use serde_json::{Value, json};
 
 async fn page(node: &Node, path: &str) -> Result<String, String> {
     let address = node.api().url().replace("http://", "");
     let (host, port) = address.rsplit_once(':').unwrap();
     let path = format!("/api/v1/nodes/{NODE}/proxy{path}");
-    quintlet_e2e::node::page(host, port.parse().unwrap(), &path).await.map_err(|e| e.to_string())
+    quintlet_e2e::page(host, port.parse().unwrap(), &path).await.map_err(|e| e.to_string())
 }
 
 /// Reads a page until it satisfies a condition.

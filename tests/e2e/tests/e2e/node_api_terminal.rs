@@ -3,8 +3,7 @@
 use std::process::Stdio;
 
 use quintlet_e2e::sockets::{of_node_api, of_runtime};
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, Terminal, pods, until};
+use quintlet_e2e::{LONG, Node, Options, Terminal, pods, until};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::Command;
@@ -98,8 +97,8 @@ async fn the_log_of_the_previous_instance_is_followed_to_its_end() {
 async fn gauge(node: &Node, name: &str) -> Option<String> {
     let address = node.api().url().replace("http://", "");
     let (host, port) = address.rsplit_once(':').unwrap();
-    let path = format!("/api/v1/nodes/{}/proxy/metrics", quintlet_e2e::node::NODE);
-    let page = quintlet_e2e::node::page(host, port.parse().unwrap(), &path).await.ok()?;
+    let path = format!("/api/v1/nodes/{}/proxy/metrics", quintlet_e2e::NODE);
+    let page = quintlet_e2e::page(host, port.parse().unwrap(), &path).await.ok()?;
     let name = format!("{name}{{service=\"node-api\"}} ");
     page.lines().find_map(|l| l.strip_prefix(&name)).map(str::to_owned)
 }
@@ -149,7 +148,7 @@ async fn streams_end_with_their_pod_and_are_cleaned_up() {
     let line = tokio::time::timeout(LONG, forwarded.next_line()).await.unwrap().unwrap().unwrap();
     let port: u16 = line.split([':', ' ']).nth(3).unwrap().parse().unwrap_or_else(|_| panic!("{line}"));
     until("the page through the port", LONG, async || {
-        match quintlet_e2e::node::page("127.0.0.1", port, "/").await {
+        match quintlet_e2e::page("127.0.0.1", port, "/").await {
             Ok(page) if page == "hello\n" => Ok(()),
             other => Err(other),
         }
@@ -176,7 +175,7 @@ async fn streams_end_with_their_pod_and_are_cleaned_up() {
     assert!(!executed.status.success(), "{executed:?}");
     node.wait_gone(seen.uid()).await;
     // kubectl 1.20 keeps its port after its pod is deleted; the next connection through it fails.
-    let _ = quintlet_e2e::node::page("127.0.0.1", port, "/").await;
+    let _ = quintlet_e2e::page("127.0.0.1", port, "/").await;
     forward.kill().await.unwrap();
     wait_gauge(&node, "quintlet_node_api_upgrades", "0").await;
     wait_gauge(&node, "quintlet_node_api_log_streams", "0").await;

@@ -3,8 +3,7 @@
 use std::process::{Output, Stdio};
 
 use parking_lot::Mutex;
-use quintlet_e2e::wait::{LONG, until};
-use quintlet_e2e::{Node, Options, Terminal, pods};
+use quintlet_e2e::{LONG, Node, Options, Terminal, pods, until};
 use quintlet_proto::debug::v1::MetricsRequest;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
 use serde_json::{Value, json};

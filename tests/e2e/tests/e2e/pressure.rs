@@ -4,10 +4,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use quintlet_e2e::node::NODE;
+use quintlet_e2e::NODE;
 use quintlet_e2e::registry::Registry;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, Seen, pods, until};
+use quintlet_e2e::{LONG, Node, Options, Seen, pods, until};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
@@ -518,7 +517,7 @@ async fn statistics(node: &Node, name: &str) -> Value {
     let (host, port) = address.rsplit_once(':').unwrap();
     let path = format!("/api/v1/nodes/{NODE}/proxy/stats/summary");
     until("statistics of the pod and its container", LONG, async || {
-        let page = quintlet_e2e::node::page(host, port.parse().unwrap(), &path).await;
+        let page = quintlet_e2e::page(host, port.parse().unwrap(), &path).await;
         let page = page.map_err(|error| error.to_string())?;
         let summary: Value = serde_json::from_str(&page).map_err(|_| page.clone())?;
         let pods = summary["pods"].as_array().cloned().unwrap_or_default();

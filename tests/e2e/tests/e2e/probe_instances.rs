@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, Seen, pods, until};
+use quintlet_e2e::{LONG, Node, Options, Seen, pods, until};
 use quintlet_kit::socket;
 use quintlet_proto::probe::v1::probe_client::ProbeClient;
 use quintlet_proto::probe::v1::watch_event::Event;

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods};
+use quintlet_e2e::{LONG, Node, Options, pods};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 

@@ -3,9 +3,7 @@
 use quintlet_csi_driver::fault;
 use quintlet_csi_driver::volumes::mounts_below;
 use quintlet_e2e::claims::{bound_claim, restart_driver, start_driver, with_claim};
-use quintlet_e2e::node::NODE;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, Seen, pods, until};
+use quintlet_e2e::{LONG, NODE, Node, Options, Seen, pods, until};
 use serde_json::{Value, json};
 
 /// Returns a pod that records its configuration at each start and appends a line to a file in each of its

@@ -1,7 +1,6 @@
 //! An admission policy refuses what the node writes, and is removed.
 
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods, until};
+use quintlet_e2e::{LONG, Node, Options, pods, until};
 use quintlet_testapi::Failure;
 use serde_json::Value;
 

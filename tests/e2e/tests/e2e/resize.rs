@@ -2,8 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, Seen, pods, until};
+use quintlet_e2e::{LONG, Node, Options, Seen, pods, until};
 use serde_json::{Value, json};
 
 fn both(cpu: &str, memory: &str) -> Value {

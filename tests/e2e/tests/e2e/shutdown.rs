@@ -4,9 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use nix::sys::stat::Mode;
-use quintlet_e2e::node::NODE;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, Seen, pods, until};
+use quintlet_e2e::{LONG, NODE, Node, Options, Seen, pods, until};
 use quintlet_kit::task;
 use quintlet_testkit::logind::FakeLogind;
 use serde_json::{Value, json};

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, Seen, pods, until};
+use quintlet_e2e::{LONG, Node, Options, Seen, pods, until};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;

@@ -8,9 +8,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 
 use hyper_util::rt::TokioIo;
-use quintlet_e2e::node::NODE_API_UID;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, bins, pods, ports, until};
+use quintlet_e2e::{LONG, NODE_API_UID, Node, Options, bins, pods, ports, until};
 use quintlet_proto::subscribe::v1::containers_client::ContainersClient;
 use quintlet_proto::subscribe::v1::pods_client::PodsClient;
 use quintlet_proto::subscribe::v1::probes_client::ProbesClient;
@@ -151,7 +149,7 @@ async fn the_examples_and_clients_over_tcp_see_an_exit() {
     let line = line.unwrap().unwrap();
     assert!(line.starts_with("default/ends-") && line.ends_with(" main: 3 Error"), "{line}");
     until("the count of the Python example", LONG, async || {
-        let page = quintlet_e2e::node::page("127.0.0.1", metrics_port, "/metrics").await;
+        let page = quintlet_e2e::page("127.0.0.1", metrics_port, "/metrics").await;
         let page = page.map_err(|error| error.to_string())?;
         let counted = page.lines().any(|line| {
             line.starts_with("container_exits_total{namespace=\"default\",pod=\"ends-")

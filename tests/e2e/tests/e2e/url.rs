@@ -5,8 +5,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::http::{HeaderMap, StatusCode};
 use parking_lot::Mutex;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods, until};
+use quintlet_e2e::{LONG, Node, Options, pods, until};
 use serde_json::json;
 
 /// A page that a test can change.

@@ -2,8 +2,7 @@
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use quintlet_e2e::claims::{bound_claim, start_driver};
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods, until};
+use quintlet_e2e::{LONG, Node, Options, pods, until};
 use serde_json::json;
 
 /// Number of updates of the ConfigMap.

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use quintlet_simulation::service::NODE;
-use quintlet_simulation::{Options, Sim, pods};
+use quintlet_simulation::{NODE, Options, Sim, pods};
 use quintlet_testkit::fake_runtime::{ExecReply, Method};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -150,18 +149,10 @@ async fn pods_whose_metadata_spec_and_status_change_without_a_pause_delay_no_ord
     let file =
         sim.root_dir().join("pods").join(&uids["annotations"]).join("volumes/kubernetes.io~downward-api/v/a");
     let last = format!("n=\"{}\"", (made - 1) / changes.len() * changes.len());
-    quintlet_testkit::wait::until(
-        "the last annotation in the file",
-        quintlet_simulation::sim::LONG,
-        async || {
-            let text = std::fs::read_to_string(&file).unwrap();
-            if text.contains(&last) {
-                Ok(())
-            } else {
-                Err(text.lines().last().unwrap_or_default().to_owned())
-            }
-        },
-    )
+    quintlet_testkit::wait::until("the last annotation in the file", quintlet_simulation::LONG, async || {
+        let text = std::fs::read_to_string(&file).unwrap();
+        if text.contains(&last) { Ok(()) } else { Err(text.lines().last().unwrap_or_default().to_owned()) }
+    })
     .await;
     delete_all(&sim, &uids).await;
     sim.finish().await;

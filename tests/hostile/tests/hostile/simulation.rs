@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use quintlet_hostile::cases::{Case, Cases, drivers_of_migrated_types};
 use quintlet_hostile::outcomes::{Expected, Outcomes};
 use quintlet_hostile::verdict::{self, PodOutcome};
-use quintlet_simulation::service::NODE;
-use quintlet_simulation::{Options, Sim, pods};
+use quintlet_simulation::{NODE, Options, Sim, pods};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 

@@ -10,8 +10,7 @@ use quintlet_recordings::facts::{Instances, Names};
 use quintlet_recordings::fixture::{self, Fixture, Then};
 use quintlet_recordings::runtime::{self, ALLOWED_SYSCTLS, CLUSTER_DNS, CLUSTER_DOMAIN, NODE, RESOLV_CONF};
 use quintlet_recordings::settled::{answered, settled};
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Service, Sim};
+use quintlet_simulation::{LONG, Options, Service, Sim};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 

@@ -2,8 +2,7 @@
 
 use quintlet_cri_api::v1;
 use quintlet_proto::podsync::v1::PodView;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_simulation::{LONG, Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::Method;
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
@@ -226,7 +225,7 @@ async fn the_node_is_read_again_before_a_pod_is_rejected_by_a_stale_watch() {
     sim.api.faults().block("watch nodes");
     sim.api.faults().drop_watches();
     let label = |n: &mut Value| n["metadata"]["labels"]["for-this-pod"] = json!("yes");
-    sim.api.edit("nodes", "", quintlet_simulation::service::NODE, label).unwrap();
+    sim.api.edit("nodes", "", quintlet_simulation::NODE, label).unwrap();
     let mut pod = pods::single("labelled");
     pod["spec"]["nodeSelector"] = json!({"for-this-pod": "yes"});
     let _uid = sim.create(pod.clone());

@@ -7,8 +7,7 @@ use quintlet_cri_api::v1;
 use quintlet_dra_driver::TestDriver;
 use quintlet_kit::failpoint::{Kind, When};
 use quintlet_simulation::cuts::CutPoint;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Service, Sim};
+use quintlet_simulation::{LONG, Options, Service, Sim};
 use quintlet_testkit::wait::until;
 
 use crate::resource_claims::{

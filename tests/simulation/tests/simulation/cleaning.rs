@@ -68,7 +68,7 @@ async fn fewer_dead_containers_are_kept_if_configured_and_a_failed_removal_is_re
     let exits = Behaviour { exit: Some((Duration::from_millis(100), 1)), ..Behaviour::default() };
     sim.runtime.behave("c-crasher", exits);
     let uid = sim.create(pods::single("crasher"));
-    let node = quintlet_simulation::service::NODE;
+    let node = quintlet_simulation::NODE;
     sim.wait_event(node, "ContainerGCFailed", |e| {
         e.kind == "Warning" && e.reason == "ContainerGCFailed" && e.message.contains("device busy")
     })
@@ -121,7 +121,7 @@ async fn the_cgroup_of_a_deleted_pod_with_remaining_volumes_has_the_least_cpu() 
         let _ = std::fs::create_dir(group);
     }
     let least = if before == 512 { 2 } else { 1 };
-    until("the least CPU for what is gone", quintlet_simulation::sim::LONG, async || {
+    until("the least CPU for what is gone", quintlet_simulation::LONG, async || {
         let now = cpu(&sim, gone);
         if now == Some(least) { Ok(()) } else { Err(now) }
     })
@@ -129,7 +129,7 @@ async fn the_cgroup_of_a_deleted_pod_with_remaining_volumes_has_the_least_cpu() 
     assert_eq!(cpu(&sim, &mine), Some(before), "without another owner");
     assert!(volumes.join("precious").exists());
     std::fs::remove_file(volumes.join("precious")).unwrap();
-    until("nothing left of it", quintlet_simulation::sim::LONG, async || {
+    until("nothing left of it", quintlet_simulation::LONG, async || {
         let left: Vec<_> = groups(&sim, gone).into_iter().filter(|g| g.exists()).collect();
         if left.is_empty() && !volumes.exists() { Ok(()) } else { Err(left) }
     })
@@ -159,7 +159,7 @@ async fn an_owned_cgroup_without_its_pods_directory_is_removed_and_that_of_anoth
     let made = theirs.iter().filter(|g| std::fs::create_dir(g).is_ok()).count();
     assert!(made > 0);
     sim.up(Service::PodSync);
-    until("nothing left of ours", quintlet_simulation::sim::LONG, async || {
+    until("nothing left of ours", quintlet_simulation::LONG, async || {
         let left: Vec<_> = ours.iter().filter(|g| g.exists()).collect();
         if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
     })
@@ -168,7 +168,7 @@ async fn an_owned_cgroup_without_its_pods_directory_is_removed_and_that_of_anoth
     for name in ["second", "third"] {
         let dir = sim.root_dir().join("pods").join(name);
         std::fs::create_dir_all(&dir).unwrap();
-        until("another pass", quintlet_simulation::sim::LONG, async || {
+        until("another pass", quintlet_simulation::LONG, async || {
             if dir.exists() { Err("its directory is left") } else { Ok(()) }
         })
         .await;
@@ -191,7 +191,7 @@ async fn logs_of_deleted_pods_are_removed_and_foreign_logs_stay() {
     }
     let _uid = sim.create(pods::single("mine"));
     sim.wait_ready("mine").await;
-    until("the dead one's logs are gone", quintlet_simulation::sim::LONG, async || {
+    until("the dead one's logs are gone", quintlet_simulation::LONG, async || {
         if dir("default_gone_u-gone").exists() { Err("still there") } else { Ok(()) }
     })
     .await;
@@ -221,7 +221,7 @@ async fn unused_images_are_removed_if_disk_usage_exceeds_the_threshold() {
     }
     let _uid = sim.create(pods::single("uses"));
     sim.wait_ready("uses").await;
-    until("the unused image is gone", quintlet_simulation::sim::LONG, async || {
+    until("the unused image is gone", quintlet_simulation::LONG, async || {
         let images = sim.runtime.images();
         if images.iter().any(|i| i.contains("old.test/a")) { Err(images) } else { Ok(()) }
     })
@@ -229,8 +229,8 @@ async fn unused_images_are_removed_if_disk_usage_exceeds_the_threshold() {
     let left = sim.runtime.images();
     assert!(left.iter().any(|i| i.contains("old.test/pinned")), "{left:?}");
     assert!(left.iter().any(|i| i.contains("example.test/app")), "one that is in use stays: {left:?}");
-    until("the event of the node", quintlet_simulation::sim::LONG, async || {
-        let events = sim.events(quintlet_simulation::service::NODE);
+    until("the event of the node", quintlet_simulation::LONG, async || {
+        let events = sim.events(quintlet_simulation::NODE);
         let is_reported = events.iter().any(|e| {
             e.reason == "FreeDiskSpaceFailed"
                 && e.message.contains("Failed to free sufficient space by deleting unused images (freed ")

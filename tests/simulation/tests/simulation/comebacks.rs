@@ -1,9 +1,7 @@
 //! Pods that must not be treated as deleted, and pods that return.
 
 use quintlet_cri_api::v1;
-use quintlet_simulation::service::NODE;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_simulation::{LONG, NODE, Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Method, Rule};
 use quintlet_testkit::wait::until;
 use serde_json::json;

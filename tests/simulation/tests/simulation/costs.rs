@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use quintlet_kit::failpoint::{Kind, When};
-use quintlet_simulation::service::NODE;
-use quintlet_simulation::{Options, Sim, pods};
+use quintlet_simulation::{NODE, Options, Sim, pods};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use tokio::time::sleep;
 

@@ -75,7 +75,7 @@ fn cpus(sim: &Sim, uid: &str, name: &str) -> String {
 }
 
 async fn wait_cpus(sim: &Sim, uid: &str, name: &str, expected: &str) {
-    until("the CPUs of a container", quintlet_simulation::sim::LONG, async || {
+    until("the CPUs of a container", quintlet_simulation::LONG, async || {
         let seen = cpus(sim, uid, name);
         if seen == expected { Ok(()) } else { Err(seen) }
     })

@@ -12,9 +12,7 @@ use quintlet_csi_driver::volumes::mounts_below;
 use quintlet_kit::failpoint::{Kind, When};
 use quintlet_proto::podsync::v1::{VolumeState, VolumeView};
 use quintlet_simulation::cuts::CutPoint;
-use quintlet_simulation::service::NODE;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Service, Sim};
+use quintlet_simulation::{LONG, NODE, Options, Service, Sim};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 

@@ -7,9 +7,7 @@ use std::process::Command;
 
 use nix::sys::stat::{Mode, SFlag, mknod};
 use quintlet_csi_driver::volumes::mounts_below;
-use quintlet_simulation::service::NODE;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_simulation::{LONG, NODE, Options, Service, Sim, pods};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 
@@ -276,13 +274,13 @@ async fn a_device_with_another_file_system_that_cannot_be_mounted_is_reported_fo
         json!({"local": {"path": device.path, "fsType": "squashfs"}, "nodeAffinity": affinity}),
     );
     let uid = sim.create(pod_with("web", json!({"persistentVolumeClaim": {"claimName": "data"}})));
-    let is_it = |e: &quintlet_simulation::seen::EventSeen| {
+    let is_it = |e: &quintlet_simulation::EventSeen| {
         e.reason == "FailedMountOnFilesystemMismatch"
             && e.message
                 .starts_with("MountVolume failed for volume \"pv-data\" local: failed to mount device")
     };
     sim.wait_event("pv-data", "of the PersistentVolume", is_it).await;
-    let is_failed = |e: &quintlet_simulation::seen::EventSeen| e.reason == "FailedMount";
+    let is_failed = |e: &quintlet_simulation::EventSeen| e.reason == "FailedMount";
     sim.wait_event("web", "of the pod", is_failed).await;
     end(&sim, "web", &uid).await;
     sim.finish().await;

@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use quintlet_cri_api::v1;
-use quintlet_simulation::seen::EventSeen;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_simulation::{EventSeen, LONG, Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, Method, Rule, StopReply};
 use quintlet_testkit::wait::until;
 use serde_json::json;
@@ -275,7 +273,7 @@ async fn a_missing_cluster_dns_is_reported_for_the_pod_and_for_the_node() {
     let uid = sim.wait_ready("web").await.uid().to_owned();
     let of_pod = format!("pod: \"web_default({uid})\". {text}");
     sim.wait_event("web", "of the pod", |e| is_it(e, &of_pod)).await;
-    sim.wait_event(quintlet_simulation::service::NODE, "of the node", |e| is_it(e, text)).await;
+    sim.wait_event(quintlet_simulation::NODE, "of the node", |e| is_it(e, text)).await;
     sim.finish().await;
 }
 
@@ -291,7 +289,7 @@ async fn limits_of_the_nodes_resolv_conf_are_reported_for_the_node() {
     sim.start_all();
     let text = format!("Resolv.conf file '{path}' contains search line consisting of more than 29 domains!");
     let is_it = |e: &EventSeen| e.reason == "CheckLimitsForResolvConf" && e.message == text;
-    sim.wait_event(quintlet_simulation::service::NODE, "of the node", is_it).await;
+    sim.wait_event(quintlet_simulation::NODE, "of the node", is_it).await;
     sim.finish().await;
 }
 

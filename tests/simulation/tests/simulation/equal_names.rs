@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use quintlet_kit::clock::Clock;
-use quintlet_simulation::service::NODE;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_simulation::{LONG, NODE, Options, Service, Sim, pods};
 use quintlet_testapi::Failure;
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};

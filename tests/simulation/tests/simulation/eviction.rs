@@ -9,9 +9,7 @@ use std::time::Duration;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-use quintlet_simulation::service::NODE;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Seen, Service, Sim, pods};
+use quintlet_simulation::{LONG, NODE, Options, Seen, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Behaviour, FakeRuntime, Method, Rule};
 use quintlet_testkit::wait::until;
 use serde_json::json;

@@ -2,9 +2,7 @@
 //! it.
 
 use quintlet_cri_api::v1;
-use quintlet_simulation::service::NODE;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Sim, pods};
+use quintlet_simulation::{LONG, NODE, Options, Sim, pods};
 use quintlet_testkit::fake_runtime::{self, Method, Rule};
 use quintlet_testkit::wait::until;
 use serde_json::json;

@@ -264,12 +264,12 @@ async fn a_hook_with_much_output_that_fails_between_two_pod_syncs_fails_under_th
     sim.runtime.wait_count(Method::ExecSync, 1).await;
     sim.kill(Service::PodSync).await;
     sim.runtime.unscript(hung);
-    quintlet_testkit::wait::until("the hook ends", quintlet_simulation::sim::LONG, async || {
+    quintlet_testkit::wait::until("the hook ends", quintlet_simulation::LONG, async || {
         if sim.runtime.in_flight(Method::ExecSync) == 0 { Ok(()) } else { Err("it runs") }
     })
     .await;
     sim.up(Service::PodSync);
-    let failed = |p: &quintlet_simulation::seen::Seen| p.container("c-loud").reason == "PostStartHookError";
+    let failed = |p: &quintlet_simulation::Seen| p.container("c-loud").reason == "PostStartHookError";
     let seen = sim.wait_pod("loud", "PostStartHookError", failed).await;
     let message = seen.container("c-loud").message;
     assert!(
@@ -291,7 +291,7 @@ async fn hooks_with_much_output_leave_room_for_the_calls_of_other_pods() {
     for n in 0..LOUD {
         let _uid = sim.create(with_hook(&format!("loud-{n}"), "postStart", exec("loud")));
     }
-    quintlet_testkit::wait::until("the hooks run", quintlet_simulation::sim::LONG, async || {
+    quintlet_testkit::wait::until("the hooks run", quintlet_simulation::LONG, async || {
         let running = sim.runtime.in_flight(Method::ExecSync);
         if running == LOUD { Ok(()) } else { Err(running) }
     })
@@ -320,7 +320,7 @@ async fn the_pre_stop_hook_of_a_recreated_container_runs_once_despite_kills() {
     sim.kill(Service::PodSync).await;
     // It ended before the new pod-sync could wait for it.
     sim.runtime.unscript(hung);
-    quintlet_testkit::wait::until("the hook ends", quintlet_simulation::sim::LONG, async || {
+    quintlet_testkit::wait::until("the hook ends", quintlet_simulation::LONG, async || {
         if sim.runtime.in_flight(Method::ExecSync) == 0 { Ok(()) } else { Err("it runs") }
     })
     .await;

@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 
 use quintlet_cri_api::v1;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Sim, pods};
+use quintlet_simulation::{LONG, Options, Sim, pods};
 use quintlet_testkit::fake_runtime::{Method, Rule};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};

@@ -120,7 +120,7 @@ async fn a_status_that_the_api_server_does_not_take_is_shortened_and_the_pod_is_
         let _uid = sim.create(pod);
     }
     ordinary_pods_come_and_go(&sim).await;
-    let reason = |p: &quintlet_simulation::seen::Seen| p.container("c-image").reason == "InvalidImageName";
+    let reason = |p: &quintlet_simulation::Seen| p.container("c-image").reason == "InvalidImageName";
     let seen = sim.wait_pod("image", "the status is written", reason).await;
     assert_eq!(seen.text("/status/containerStatuses/0/image"), "A".repeat(128));
     let want = "The status of the pod is too large and is written without long messages and names of images";

@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use quintlet_cri_api::v1;
-use quintlet_simulation::service::NODE;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_simulation::{LONG, NODE, Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{self, Method, Rule};
 use quintlet_testkit::wait::until;
 use tonic::Code;

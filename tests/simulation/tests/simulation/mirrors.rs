@@ -1,8 +1,6 @@
 //! Mirror pods while the API server or the Node is unavailable.
 
-use quintlet_simulation::service::NODE;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_simulation::{LONG, NODE, Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::Method;
 use serde_json::json;
 

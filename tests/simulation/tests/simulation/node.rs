@@ -2,9 +2,7 @@
 
 use clap::Parser as _;
 use quintlet_cri_api::v1;
-use quintlet_simulation::service::NODE;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Service, Sim};
+use quintlet_simulation::{LONG, NODE, Options, Service, Sim};
 use quintlet_testkit::fake_runtime::Method;
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};

@@ -8,9 +8,7 @@ use quintlet_kit::task;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
 use quintlet_proto::podsync::v1::{ExplainRequest, ListVolumesRequest, VolumeState};
-use quintlet_simulation::service::NODE;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Seen, Service, Sim, pods};
+use quintlet_simulation::{LONG, NODE, Options, Seen, Service, Sim, pods};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 

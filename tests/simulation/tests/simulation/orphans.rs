@@ -1,6 +1,6 @@
 //! Pods in the runtime that no source has.
 
-use quintlet_simulation::service::NODE;
+use quintlet_simulation::NODE;
 use quintlet_simulation::watch::actions_on;
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::ContainerSeed;

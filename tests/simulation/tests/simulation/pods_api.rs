@@ -7,8 +7,7 @@ use quintlet_pods_api::v1alpha1::pods_client::PodsClient;
 use quintlet_pods_api::v1alpha1::{
     EventType, GetPodRequest, ListPodsRequest, WatchPodsEvent, WatchPodsRequest,
 };
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Sim, pods};
+use quintlet_simulation::{LONG, Options, Sim, pods};
 use quintlet_testkit::wait::until;
 use tonic::{Code, Streaming};
 

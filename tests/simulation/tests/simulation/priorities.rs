@@ -1,12 +1,11 @@
 //! The order of calls to a runtime that is busy.
 
+use quintlet_kit::args::paths::CriSocket;
 use quintlet_kit::messages::whole;
-use quintlet_kit::paths::CriSocket;
 use quintlet_kit::socket;
 use quintlet_proto::debug::v1::MetricsRequest;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Sim, pods};
+use quintlet_simulation::{LONG, Options, Sim, pods};
 use quintlet_testkit::fake_runtime::{Method, Rule};
 use quintlet_testkit::wait::until;
 use serde_json::json;

@@ -6,8 +6,7 @@ use std::time::Duration;
 use nix::mount::MsFlags;
 use quintlet_cri_api::v1;
 use quintlet_cri_api::v1::UpdatePodSandboxResourcesRequest;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Seen, Service, Sim, pods};
+use quintlet_simulation::{LONG, Options, Seen, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Method, Rule};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
@@ -475,7 +474,7 @@ async fn a_static_pod_is_not_resized() {
     pod["metadata"]["uid"] = json!("fixed-1");
     pod["spec"]["containers"][0]["resources"] = milli(100);
     sim.manifest("own", &pod);
-    let name = format!("own-{}", quintlet_simulation::service::NODE);
+    let name = format!("own-{}", quintlet_simulation::NODE);
     let id = sim.wait_ready(&name).await.container("c-own").id;
     pod["spec"]["containers"][0]["resources"] = milli(200);
     sim.manifest("own", &pod);

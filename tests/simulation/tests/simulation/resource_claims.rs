@@ -8,9 +8,7 @@ use quintlet_dra_driver::{Fault, HealthStatus, Method as DriverMethod, TestDrive
 use quintlet_kit::messages::whole;
 use quintlet_proto::podsync::v1::claims_client::ClaimsClient;
 use quintlet_proto::podsync::v1::{ClaimState, ClaimView, ListClaimsReply, ListClaimsRequest};
-use quintlet_simulation::seen::Seen;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_simulation::{LONG, Options, Seen, Service, Sim, pods};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 use tonic::Code;
@@ -316,7 +314,7 @@ async fn a_pod_that_runs_without_any_record_is_recorded_again_and_unprepared_at_
     lose_record(&sim, false).await;
     sim.up(Service::PodSync);
     let message = "rpc error: code = Internal";
-    let event = |e: &quintlet_simulation::seen::EventSeen| e.reason == FAILED && e.message.contains(message);
+    let event = |e: &quintlet_simulation::EventSeen| e.reason == FAILED && e.message.contains(message);
     let _failed = sim.wait_event("web", "the driver fails", event).await;
     driver.set_fault(DriverMethod::NodePrepareResources, None);
     wait_holders(&sim, &[&uid]).await;
@@ -371,7 +369,7 @@ async fn the_slices_of_a_driver_that_stays_away_are_removed() {
         let spec = json!({"driver": DRIVER, "nodeName": node, "pool": pool, "devices": []});
         sim.api.create("resourceslices", "", json!({"metadata": {"name": name}, "spec": spec})).unwrap();
     };
-    slice("here", quintlet_simulation::service::NODE);
+    slice("here", quintlet_simulation::NODE);
     slice("elsewhere", "other-node");
     drop(driver);
     until("the slices", LONG, async || {

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_simulation::{LONG, Options, Service, Sim, pods};
 use quintlet_testapi::Failure;
 use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, Method, Rule, RuleId};
 use quintlet_testkit::wait::until;

@@ -28,7 +28,7 @@ async fn a_container_is_restarted_while_the_api_server_does_not_respond_for_its_
     sim.api.faults().drop_watches();
     // The clients open new watches, which hang.
     for requests in ["watch configmaps", "watch secrets"] {
-        sim.api.wait_for_requests(requests, 2, quintlet_simulation::sim::LONG).await;
+        sim.api.wait_for_requests(requests, 2, quintlet_simulation::LONG).await;
     }
     assert!(sim.runtime.exit(&first, 1));
     sim.wait_runtime("it runs again", |r| {

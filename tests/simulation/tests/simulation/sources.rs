@@ -3,8 +3,7 @@
 use quintlet_kit::messages::whole;
 use quintlet_proto::podsync::v1::ListPodsRequest;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Sim, pods};
+use quintlet_simulation::{LONG, Options, Sim, pods};
 use quintlet_testkit::fake_runtime::Method;
 use quintlet_testkit::wait::until;
 

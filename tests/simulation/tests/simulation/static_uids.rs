@@ -8,7 +8,7 @@ use pod_sync_layout::SourceKind;
 use pod_sync_sources::Snapshot;
 use pod_sync_sources::decode::{ManifestOrigin, manifest_keeping_uids};
 use pod_sync_sources::kubelet_uid::{ComputedUids, KubeletVersion};
-use quintlet_simulation::sim::LONG;
+use quintlet_simulation::LONG;
 use quintlet_simulation::watch::actions_on;
 use quintlet_simulation::{Options, Seen, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Method, Rule};

@@ -7,8 +7,7 @@ use std::time::Duration;
 use quintlet_cri_api::v1;
 use quintlet_proto::podsync::v1::ExplainRequest;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_simulation::{LONG, Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{ExecReply, Method};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
@@ -148,7 +147,7 @@ async fn network_probes_need_no_configuration_and_their_connection_ends_the_read
         "tcpSocket": {"host": "127.0.0.1", "port": port}, "periodSeconds": 1, "failureThreshold": 3,
     });
     sim.manifest("net", &pod);
-    let name = format!("net-{}", quintlet_simulation::service::NODE);
+    let name = format!("net-{}", quintlet_simulation::NODE);
     sim.wait_ready(&name).await;
     let before = accepted.load(Ordering::SeqCst);
     sleep(Duration::from_secs(5)).await;

@@ -15,8 +15,7 @@ use quintlet_proto::subscribe::v1::probes_client::ProbesClient;
 use quintlet_proto::subscribe::v1::{
     ContainerState, ProbeKind, ProbeResult, watch_containers_event, watch_pods_event, watch_probes_event,
 };
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_simulation::{LONG, Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{ExecReply, FakeRuntime};
 use serde_json::json;
 use tonic::transport::{Channel, Endpoint};

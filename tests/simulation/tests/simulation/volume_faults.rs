@@ -8,8 +8,7 @@ use quintlet_csi_driver::volumes::{mounts_below, unmount};
 use quintlet_kit::messages::whole;
 use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
 use quintlet_proto::podsync::v1::{ListVolumesRequest, VolumeState};
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Service, Sim};
+use quintlet_simulation::{LONG, Options, Service, Sim};
 use quintlet_testkit::wait::until;
 use serde_json::json;
 

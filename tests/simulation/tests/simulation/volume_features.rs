@@ -7,9 +7,7 @@ use pod_sync_csi::paths::attachment_name;
 use quintlet_csi_driver::fault::{self, Fault};
 use quintlet_csi_driver::thread::DriverThread;
 use quintlet_csi_driver::volumes::mounts_below;
-use quintlet_simulation::service::NODE;
-use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Sim};
+use quintlet_simulation::{LONG, NODE, Options, Sim};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 

@@ -2,10 +2,7 @@
 
 use quintlet_csi_driver::fault::{self, Fault};
 use quintlet_csi_driver::thread::DriverThread;
-use quintlet_simulation::Sim;
-use quintlet_simulation::seen::Seen;
-use quintlet_simulation::service::{NODE, Service};
-use quintlet_simulation::sim::LONG;
+use quintlet_simulation::{LONG, NODE, Seen, Service, Sim};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 

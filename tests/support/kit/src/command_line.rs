@@ -1,8 +1,8 @@
 //! Compares the command line of a service with the table of configuration fields.
 
 use clap::Command;
-use quintlet_config::Service;
 use quintlet_config::table::Document;
+use quintlet_config::table::Service;
 
 /// Returns the differences between the table of configuration fields and the command line of a service.
 #[must_use]

@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use parking_lot::{Mutex, RwLock};
+use quintlet_kit::args::paths::socket_names;
 use quintlet_kit::messages::{TooLarge, bounded_requests, count_left_out, fits};
 use quintlet_kit::neighbour::{Neighbour, PeerFeature};
-use quintlet_kit::paths::socket_names;
 use quintlet_kit::queue;
 use quintlet_model::convert;
 use quintlet_model::ids::PodUid;

@@ -28,9 +28,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::contain::{self, Panic, Work};
-use quintlet_kit::paths::Paths;
 use quintlet_model::ids::{PodRef, PodUid};
 use serde::{Deserialize, Serialize};
 

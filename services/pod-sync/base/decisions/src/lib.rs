@@ -35,7 +35,7 @@ pub mod device_status;
 pub mod finish;
 pub mod grace;
 pub mod merge;
-pub mod phase;
+mod phase;
 #[cfg(test)]
 mod pod_fields_tests;
 pub mod probe_period;

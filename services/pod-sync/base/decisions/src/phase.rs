@@ -118,7 +118,7 @@ struct ContainerCounts {
 /// Computes the phase (`pkg/kubelet: getPhase`). `initialized_in_sandbox`: a regular container of the active
 /// sandbox has an instance. `is_terminal`: all containers were stopped for good.
 #[must_use]
-pub fn pod_phase(
+pub(crate) fn pod_phase(
     pod: &Pod,
     init: &[ContainerStatus],
     regular: &[ContainerStatus],

@@ -14,7 +14,7 @@ use crate::usage::{ContainerUsage, Observations, PodUsage};
 
 /// Text of the event, the status and the DisruptionTarget condition of an evicted pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EvictionMessage {
+pub(crate) struct EvictionMessage {
     /// The message. The space at the end is the kubelet's.
     pub text: String,
     /// Annotations of the event.
@@ -23,7 +23,7 @@ pub struct EvictionMessage {
 
 /// Returns the message of an eviction. `crossed` are the thresholds of this round in their order.
 #[must_use]
-pub fn eviction_message(
+pub(crate) fn eviction_message(
     resource: Resource,
     pod: &Pod,
     usage: Option<&PodUsage>,

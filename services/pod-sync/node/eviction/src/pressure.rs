@@ -116,7 +116,7 @@ impl Pressure {
 /// Returns whether the observations after node-level reclaim make evictions unnecessary: no threshold is
 /// crossed, minimum reclaims included (`reclaimNodeLevelResources`).
 #[must_use]
-pub fn is_relieved(thresholds: &[Threshold], observations: &Observations) -> bool {
+pub(crate) fn is_relieved(thresholds: &[Threshold], observations: &Observations) -> bool {
     crossed_with_reclaim(thresholds, observations).is_empty()
 }
 

@@ -123,7 +123,7 @@ fn pod(uid: &str) -> PodWork {
 }
 
 fn containment(dir: &Path, clock: &Clock) -> Containment {
-    let paths = quintlet_kit::paths::Paths::new(&dir.join("run"));
+    let paths = quintlet_kit::args::paths::Paths::new(&dir.join("run"));
     std::fs::create_dir_all(paths.state_dir()).unwrap();
     Containment::open(&paths, "boot".to_owned(), clock.clone()).unwrap()
 }

@@ -19,7 +19,7 @@ impl fmt::Display for ClaimKey {
 }
 
 /// One device of an allocation: driver, pool, device, and request.
-pub type AllocatedDevice = (String, String, String, String);
+pub(crate) type AllocatedDevice = (String, String, String, String);
 
 /// A claim that the pod may use.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -20,7 +20,7 @@ const MOST_DEVICES: usize = 1 << 14;
 
 /// The health of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HealthState {
+pub(crate) enum HealthState {
     /// The device works.
     Healthy,
     /// The driver reports a problem.
@@ -32,7 +32,7 @@ pub enum HealthState {
 impl HealthState {
     /// Returns the value in the status of a pod.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Healthy => "Healthy",
             Self::Unhealthy => "Unhealthy",
@@ -52,7 +52,7 @@ impl From<api::HealthStatus> for HealthState {
 }
 
 /// Pool and name of a device.
-pub type DeviceName = (String, String);
+pub(crate) type DeviceName = (String, String);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct DeviceHealth {
@@ -65,14 +65,14 @@ struct DeviceHealth {
 
 /// The health of the devices of one plugin, as of its last report.
 #[derive(Debug, Default)]
-pub struct PluginHealth {
+pub(crate) struct PluginHealth {
     devices: BTreeMap<DeviceName, DeviceHealth>,
 }
 
 impl PluginHealth {
     /// Takes over a report. Returns the devices whose health, message or timeout changed. Devices that are
     /// not in the report keep their health until its timeout.
-    pub fn update(&mut self, report: Vec<api::DeviceHealth>, now: Duration) -> BTreeSet<DeviceName> {
+    pub(crate) fn update(&mut self, report: Vec<api::DeviceHealth>, now: Duration) -> BTreeSet<DeviceName> {
         let mut changed = self.expire(now);
         for device in report.into_iter().take(MOST_DEVICES) {
             let state = HealthState::from(device.health());
@@ -97,7 +97,7 @@ impl PluginHealth {
     }
 
     /// Removes the health of devices whose timeout is over. Returns those whose health was known.
-    pub fn expire(&mut self, now: Duration) -> BTreeSet<DeviceName> {
+    pub(crate) fn expire(&mut self, now: Duration) -> BTreeSet<DeviceName> {
         let expired: Vec<_> = self.devices.extract_if(.., |_, health| health.until < now).collect();
         let was_known = |(_, health): &(DeviceName, DeviceHealth)| health.state != HealthState::Unknown;
         expired.into_iter().filter(was_known).map(|(name, _)| name).collect()
@@ -105,19 +105,19 @@ impl PluginHealth {
 
     /// Returns the time after which the next device expires.
     #[must_use]
-    pub fn next_expiry(&self) -> Option<Duration> {
+    pub(crate) fn next_expiry(&self) -> Option<Duration> {
         self.devices.values().map(|health| health.until).min()
     }
 
     /// Returns the names of all devices.
     #[must_use]
-    pub fn names(&self) -> BTreeSet<DeviceName> {
+    pub(crate) fn names(&self) -> BTreeSet<DeviceName> {
         self.devices.keys().cloned().collect()
     }
 
     /// Returns the health of a device, and the driver's message.
     #[must_use]
-    pub fn of(&self, pool: &str, device: &str, now: Duration) -> (HealthState, Option<&str>) {
+    pub(crate) fn of(&self, pool: &str, device: &str, now: Duration) -> (HealthState, Option<&str>) {
         let name = (pool.to_owned(), device.to_owned());
         match self.devices.get(&name).filter(|health| now <= health.until) {
             Some(health) => {
@@ -142,7 +142,7 @@ fn cut(message: String) -> String {
 
 /// Returns the entry of a device in the status of a container.
 #[must_use]
-pub fn resource_health(
+pub(crate) fn resource_health(
     driver: &str,
     device: &PreparedDevice,
     state: HealthState,

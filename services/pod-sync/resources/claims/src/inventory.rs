@@ -8,7 +8,7 @@ use crate::error::ClaimError;
 use crate::requests::is_request;
 
 /// The driver name that stands for all drivers, in metrics (`DRAResourceClaimsInUseAnyDriver`).
-pub const ANY_DRIVER: &str = "<any>";
+pub(crate) const ANY_DRIVER: &str = "<any>";
 
 /// A device that a driver has prepared.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -94,7 +94,7 @@ pub struct ClaimCall {
 }
 
 /// The calls of an operation: the claims by driver.
-pub type Batches = BTreeMap<String, Vec<ClaimCall>>;
+pub(crate) type Batches = BTreeMap<String, Vec<ClaimCall>>;
 
 /// The beginning of an operation for the claims of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]

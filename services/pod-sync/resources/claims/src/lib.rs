@@ -18,19 +18,19 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod checkpoint;
-pub mod claim;
+mod claim;
 mod driver;
-pub mod error;
-pub mod health;
-pub mod inventory;
+mod error;
+mod health;
+mod inventory;
 mod manager;
 mod metrics;
 mod monitor;
 mod operation;
-pub mod plugins;
+mod plugins;
 mod preparation;
 mod registration;
-pub mod requests;
+mod requests;
 mod shared;
 mod status;
 mod wipes;
@@ -41,5 +41,5 @@ pub use crate::inventory::{ClaimInventory, ClaimRecord, ClaimStateView, Prepared
 pub use crate::manager::{ClaimContext, Claims, DriverView, SliceWiper};
 pub use crate::plugins::{PluginList, WIPE_DELAY};
 pub use crate::registration::PLUGIN_TYPE;
-pub use crate::requests::has_claims;
+pub use crate::requests::{container_requests, has_claims};
 pub use crate::shared::ClaimSource;

@@ -9,7 +9,7 @@ use std::time::Duration;
 pub const WIPE_DELAY: Duration = Duration::from_secs(30);
 /// Version of the calls of a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CallVersion {
+pub(crate) enum CallVersion {
     /// `v1`.
     V1,
     /// `v1beta1`.
@@ -18,7 +18,7 @@ pub enum CallVersion {
 
 /// Version of the health of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HealthVersion {
+pub(crate) enum HealthVersion {
     /// `v1`.
     V1,
     /// `v1alpha1`.
@@ -33,7 +33,7 @@ const HEALTH: [(&str, HealthVersion); 2] =
 
 /// The services of a plugin that are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PluginServices {
+pub(crate) struct PluginServices {
     /// Version of the calls.
     pub calls: CallVersion,
     /// Version of the health of devices, if the plugin names one.
@@ -44,7 +44,7 @@ pub struct PluginServices {
 ///
 /// # Errors
 /// Returns the kubelet's reason if no version is supported (`validateSupportedServices`).
-pub fn select_services(named: &[String]) -> Result<PluginServices, String> {
+pub(crate) fn select_services(named: &[String]) -> Result<PluginServices, String> {
     if named.is_empty() {
         return Err("empty list of supported gRPC services (aka supported versions)".to_owned());
     }

@@ -22,7 +22,7 @@ const SCHEDULING: &str = "scheduling.k8s.io";
 
 /// A claim that a pod needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NeededClaim {
+pub(crate) struct NeededClaim {
     /// Name of the claim.
     pub name: String,
     /// Whether the claim was created from a template for this pod, so that the pod must own it.
@@ -41,7 +41,7 @@ pub fn has_claims(pod: &Pod) -> bool {
 ///
 /// # Errors
 /// A claim has not been created yet, or an entry has no supported field.
-pub fn needed_claims(pod: &Pod) -> Result<Vec<NeededClaim>, ClaimError> {
+pub(crate) fn needed_claims(pod: &Pod) -> Result<Vec<NeededClaim>, ClaimError> {
     let mut needed = Vec::new();
     for claim in pods::spec(pod).resource_claims.iter().flatten() {
         needed.extend(claim_name(pod, &claim.name)?);
@@ -55,7 +55,7 @@ pub fn needed_claims(pod: &Pod) -> Result<Vec<NeededClaim>, ClaimError> {
 ///
 /// # Errors
 /// The claim has not been created yet, or the entry has no supported field.
-pub fn claim_name(pod: &Pod, entry: &str) -> Result<Option<NeededClaim>, ClaimError> {
+pub(crate) fn claim_name(pod: &Pod, entry: &str) -> Result<Option<NeededClaim>, ClaimError> {
     let mut claims = pods::spec(pod).resource_claims.iter().flatten();
     let Some(claim) = claims.find(|claim| claim.name == entry) else { return Ok(None) };
     let (namespace, name) = (text(&pod.metadata.namespace), text(&pod.metadata.name));
@@ -86,7 +86,7 @@ fn extended_claim(pod: &Pod) -> Option<&str> {
 /// # Errors
 /// Returns the kubelet's reason: the claim belongs to another pod, is not reserved for this one, or has no
 /// devices.
-pub fn allocated_claim(
+pub(crate) fn allocated_claim(
     pod: &Pod,
     needed: &NeededClaim,
     claim: &ResourceClaim,
@@ -206,7 +206,7 @@ fn is_extended(name: &str) -> bool {
 /// prioritized list may have `<request>/<subrequest>`, and a container refers to the request. Drivers in Go
 /// remove the second part.
 #[must_use]
-pub fn is_request(named: &str, reported: &str) -> bool {
+pub(crate) fn is_request(named: &str, reported: &str) -> bool {
     if named == reported {
         return true;
     }

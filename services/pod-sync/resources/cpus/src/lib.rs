@@ -11,22 +11,22 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 mod accumulator;
-pub mod assignments;
+mod assignments;
 pub mod checkpoint;
 mod distribute;
-pub mod error;
+mod error;
 mod hints;
-pub mod manager;
-pub mod options;
-pub mod policy;
-pub mod requests;
+mod manager;
+mod options;
+mod policy;
+mod requests;
 mod take;
 #[cfg(test)]
 mod test_machines;
 
 pub use crate::assignments::CpuAssignments;
 pub use crate::error::{AllocateError, EmptyPodPool, InvalidCpuState, PolicyError};
-pub use crate::manager::{ContainerCpus, CpuManager, CpuUpdate};
+pub use crate::manager::{ContainerCpus, CpuManager, CpuUpdate, RunningContainer};
 pub use crate::options::{CpuGates, CpuOptionError, CpuOptions};
-pub use crate::policy::StaticPolicy;
+pub use crate::policy::{ReservedCpus, StaticPolicy};
 pub use crate::requests::{CpuRequest, PodCpuRequests, requests};

@@ -23,7 +23,7 @@ impl Allocation {
 }
 
 /// Allocations of a container by resource.
-pub type ContainerAllocations = BTreeMap<String, Allocation>;
+pub(crate) type ContainerAllocations = BTreeMap<String, Allocation>;
 
 /// The devices that the containers of all pods hold. A pod is named by its UID.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

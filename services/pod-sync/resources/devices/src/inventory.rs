@@ -28,7 +28,7 @@ pub struct PluginOptions {
 }
 
 /// Number of a registration, unique in the process.
-pub type RegistrationNumber = u64;
+pub(crate) type RegistrationNumber = u64;
 
 /// The plugin of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,26 +13,26 @@
 // A value of a pod, a plugin or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
-pub mod allocations;
+mod allocations;
 pub mod checkpoint;
-pub mod device;
-pub mod error;
-pub mod hints;
-pub mod inventory;
+mod device;
+mod error;
+mod hints;
+mod inventory;
 mod manager;
 mod metrics;
 mod names;
-pub mod options;
+mod options;
 mod plugin;
 mod registration;
-pub mod requests;
-pub mod select;
+mod requests;
+mod select;
 mod sockets;
 
 pub use crate::allocations::Allocation;
-pub use crate::device::{Device, DeviceId, DeviceIds};
+pub use crate::device::{Device, DeviceId, DeviceIds, NO_NUMA_NODE};
 pub use crate::error::DeviceError;
-pub use crate::inventory::{DeviceInventory, GRACE, PluginPhaseView};
+pub use crate::inventory::{DeviceInventory, GRACE, PluginOptions, PluginPhaseView};
 pub use crate::manager::{Alignment, DeviceAdmission, DeviceContext, Devices, PluginView};
 pub use crate::options::{DeviceFile, DeviceMount, DeviceOptions};
 pub use crate::registration::{PLUGIN_TYPE, SOCKET};

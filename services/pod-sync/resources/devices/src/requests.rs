@@ -21,7 +21,7 @@ pub struct ContainerRequest {
 /// and those that are mapped to a claim, are left out. A request equals its limit, since extended resources
 /// cannot be overcommitted.
 #[must_use]
-pub fn requests(pod: &Pod) -> Vec<ContainerRequest> {
+pub(crate) fn requests(pod: &Pod) -> Vec<ContainerRequest> {
     let spec = pods::spec(pod);
     let init = spec.init_containers.iter().flatten().map(|container| {
         let is_restartable = container.restart_policy.as_deref() == Some("Always");

@@ -8,14 +8,14 @@
 // A value of a pod or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
-pub mod blocks;
+mod blocks;
 pub mod checkpoint;
-pub mod error;
-pub mod kind;
-pub mod manager;
-pub mod node_table;
-pub mod requests;
-pub mod reserved;
+mod error;
+mod kind;
+mod manager;
+mod node_table;
+mod requests;
+mod reserved;
 
 pub use crate::blocks::{MemoryAssignments, MemoryBlock};
 pub use crate::error::{EmptyPodMemory, InvalidMemoryState, MemoryError};
@@ -23,4 +23,4 @@ pub use crate::kind::MemoryKind;
 pub use crate::manager::MemoryManager;
 pub use crate::node_table::{MemoryTable, NodeTable, NodeTables};
 pub use crate::requests::{MemoryRequest, PodMemoryRequests, requests};
-pub use crate::reserved::{ReservedError, ReservedMemory};
+pub use crate::reserved::{Amounts, ReservedError, ReservedMemory};

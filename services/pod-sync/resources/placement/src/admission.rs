@@ -1,12 +1,10 @@
 //! The assignments of a node, and the decision about a pod (`pkg/kubelet/cm/topologymanager: scope`).
 
 use k8s_openapi::api::core::v1::Pod;
-use pod_sync_cpus::requests::PodCpuRequests;
-use pod_sync_cpus::{AllocateError, ContainerCpus, CpuManager};
+use pod_sync_cpus::{AllocateError, ContainerCpus, CpuManager, PodCpuRequests};
 use pod_sync_decisions::status::KillCause;
 use pod_sync_machine::{CpuSet, NumaNodes};
-use pod_sync_memory::requests::PodMemoryRequests;
-use pod_sync_memory::{MemoryError, MemoryManager};
+use pod_sync_memory::{MemoryError, MemoryManager, PodMemoryRequests};
 use pod_sync_topology::{
     ContainerKind, Hint, Hints, Merged, PodLevel, PolicyName, RequestScope, TopologyAffinityError,
     TopologyPolicy, TopologyScope,
@@ -20,7 +18,7 @@ use crate::counts::{
 };
 
 /// Returns the hints for the devices of a container or of the whole pod.
-pub type DeviceHints<'a> = &'a (dyn Fn(RequestScope<'_>) -> Vec<Hints> + Send + Sync);
+pub(crate) type DeviceHints<'a> = &'a (dyn Fn(RequestScope<'_>) -> Vec<Hints> + Send + Sync);
 
 /// The CPUs and the memory that the containers of a pod request.
 #[derive(Debug, Clone)]

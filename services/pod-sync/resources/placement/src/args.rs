@@ -7,15 +7,14 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use pod_sync_cpus::{CpuGates, StaticPolicy};
 use pod_sync_machine::NumaNode;
-use pod_sync_memory::reserved::Amounts;
-use pod_sync_memory::{MemoryKind, MemoryManager};
+use pod_sync_memory::{Amounts, MemoryKind, MemoryManager};
 use pod_sync_topology::{PodLevel, PolicyName, TopologyScope};
 use quintlet_config::table::{CPU_ALPHA_OPTIONS, CPU_BETA_OPTIONS, POD_LEVEL_MANAGERS, has_gate};
 use quintlet_model::qos::ResourceList;
 use quintlet_model::quantity::Quantity;
 
 /// Memory of one NUMA node that no pod gets.
-pub type NodeReservation = (NumaNode, Amounts);
+pub(crate) type NodeReservation = (NumaNode, Amounts);
 
 /// The value of `cpuManagerPolicy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,8 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use pod_sync_cpus::checkpoint::{self as cpu_file, CpuCheckpointError};
-use pod_sync_cpus::options::CpuOptionError;
-use pod_sync_cpus::{CpuAssignments, CpuManager, InvalidCpuState, PolicyError, StaticPolicy};
+use pod_sync_cpus::{CpuAssignments, CpuManager, CpuOptionError, InvalidCpuState, PolicyError, StaticPolicy};
 use pod_sync_machine::DiscoverError;
 use pod_sync_memory::checkpoint::{self as memory_file, MemoryCheckpointError};
 use pod_sync_memory::{InvalidMemoryState, MemoryAssignments, MemoryManager, NodeTables, ReservedError};

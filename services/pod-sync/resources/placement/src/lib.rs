@@ -13,14 +13,14 @@
 // A value of a pod or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
-pub mod admission;
-pub mod args;
+mod admission;
+mod args;
 mod counts;
 mod files;
 mod manager;
 mod metrics;
 mod reconcile;
-pub mod start;
+mod start;
 #[cfg(test)]
 mod tests;
 

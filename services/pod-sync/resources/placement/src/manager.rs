@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
-use pod_sync_cpus::manager::RunningContainer;
-use pod_sync_cpus::{ContainerCpus, CpuUpdate};
+use pod_sync_cpus::{ContainerCpus, CpuUpdate, RunningContainer};
 use pod_sync_cri_config::resources::ContainerPlacement;
 use pod_sync_machine::{CpuSet, Machine, NumaNodes};
 use pod_sync_records::StateWriter;

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use pod_sync_clients::{Pleg, Runtime};
-use pod_sync_cpus::CpuUpdate;
-use pod_sync_cpus::manager::RunningContainer;
+use pod_sync_cpus::{CpuUpdate, RunningContainer};
 use quintlet_cri_api::v1 as cri;
 use quintlet_model::ids::{ContainerId, PodUid};
 use quintlet_model::runtime::ContainerState;

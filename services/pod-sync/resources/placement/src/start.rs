@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use pod_sync_cpus::policy::ReservedCpus;
-use pod_sync_cpus::{CpuOptions, StaticPolicy};
+use pod_sync_cpus::{CpuOptions, ReservedCpus, StaticPolicy};
 use pod_sync_machine::{CpuSet, Machine, discover};
 use pod_sync_memory::{NodeTables, ReservedMemory};
 use pod_sync_topology::{PolicyName, TopologyOptions, TopologyPolicy};

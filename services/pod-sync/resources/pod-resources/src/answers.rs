@@ -4,10 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Container;
-use pod_sync_claims::requests::container_requests;
-use pod_sync_claims::{ClaimKey, Claims, PreparedDevice};
-use pod_sync_devices::device::NO_NUMA_NODE;
-use pod_sync_devices::{Allocation, DeviceInventory, Devices};
+use pod_sync_claims::{ClaimKey, Claims, PreparedDevice, container_requests};
+use pod_sync_devices::{Allocation, DeviceInventory, Devices, NO_NUMA_NODE};
 use pod_sync_views::PodView;
 use prost::Message;
 use quintlet_model::pod as pods;
@@ -16,7 +14,7 @@ use quintlet_pod_resources_api::{v1, v1alpha1};
 use crate::exclusive::{ExclusiveResources, MemoryBlock};
 
 /// Largest answer: the limit that agents of nodes set for theirs.
-pub const MOST_BYTES: usize = 16 << 20;
+pub(crate) const MOST_BYTES: usize = 16 << 20;
 
 /// Bytes that an answer has for an item beside those of the item itself.
 const FRAME: usize = 8;

@@ -11,8 +11,8 @@
 // A value of a pod, a plugin or a client must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
-pub mod answers;
-pub mod exclusive;
+mod answers;
+mod exclusive;
 mod metrics;
 mod server;
 mod service;

@@ -8,11 +8,11 @@
 // A value of a pod or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
-pub mod container;
-pub mod hint;
+mod container;
+mod hint;
 mod merge;
-pub mod options;
-pub mod policy;
+mod options;
+mod policy;
 
 pub use crate::container::{ContainerKind, PodLevel, RequestScope};
 pub use crate::hint::{Hint, Hints};

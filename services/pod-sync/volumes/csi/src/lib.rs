@@ -15,14 +15,14 @@
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
-pub mod block;
+mod block;
 pub mod client;
 pub mod drivers;
 pub mod error;
 pub mod mount;
 pub mod paths;
 pub mod reconstruct;
-pub mod version;
+mod version;
 pub mod volume;
 pub mod volume_data;
 

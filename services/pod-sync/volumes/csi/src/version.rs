@@ -93,7 +93,7 @@ impl Version {
 ///
 /// # Errors
 /// Fails if no version is left, or only versions 0.x.
-pub fn highest(versions: &[String]) -> Result<Version, VersionError> {
+pub(crate) fn highest(versions: &[String]) -> Result<Version, VersionError> {
     let mut cause = "<nil>".to_owned();
     let mut highest: Option<Version> = None;
     for version in versions.iter().rev() {

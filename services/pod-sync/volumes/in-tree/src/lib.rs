@@ -19,15 +19,15 @@
 
 pub mod block;
 pub mod commands;
-pub mod disks;
+mod disks;
 pub mod error;
 pub mod fc;
 pub mod found;
 pub mod host;
 pub mod iscsi;
 pub mod mount;
-pub mod paths;
-pub mod resize;
+mod paths;
+mod resize;
 pub mod translation;
 pub mod volume;
 

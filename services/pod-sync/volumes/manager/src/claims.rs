@@ -33,7 +33,7 @@ const INLINE: &str = "inline";
 
 /// A Secret with credentials for a driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SecretName {
+pub(crate) struct SecretName {
     /// Namespace of the Secret, which need not be that of the pod.
     pub namespace: String,
     /// Name of the Secret.
@@ -42,7 +42,7 @@ pub struct SecretName {
 
 /// A volume in the terms of its plugin.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Source {
+pub(crate) enum Source {
     /// A CSI driver mounts the volume.
     Csi(Volume),
     /// The node agent mounts the volume.
@@ -52,7 +52,7 @@ pub enum Source {
 impl Source {
     /// Returns whether the volume is mounted read-only.
     #[must_use]
-    pub fn is_read_only(&self) -> bool {
+    pub(crate) fn is_read_only(&self) -> bool {
         match self {
             Self::Csi(csi) => csi.read_only,
             Self::InTree(volume) => volume.is_read_only(),
@@ -61,7 +61,7 @@ impl Source {
 
     /// Returns the name of the driver, if there is one.
     #[must_use]
-    pub fn driver(&self) -> Option<&str> {
+    pub(crate) fn driver(&self) -> Option<&str> {
         match self {
             Self::Csi(csi) => Some(&csi.driver),
             Self::InTree(_) => None,
@@ -71,7 +71,7 @@ impl Source {
 
 /// The sizes of a PersistentVolume and its claim, which differ until the volume is expanded.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Sizes {
+pub(crate) struct Sizes {
     /// Namespace of the claim.
     pub namespace: String,
     /// Name of the claim.
@@ -85,20 +85,20 @@ pub struct Sizes {
 impl Sizes {
     /// Returns the capacity of the PersistentVolume in bytes.
     #[must_use]
-    pub fn capacity_bytes(&self) -> u64 {
+    pub(crate) fn capacity_bytes(&self) -> u64 {
         bytes(Quantity::of(&self.capacity))
     }
 }
 
 /// Returns the storage in a list of resources; zero if there is none.
 #[must_use]
-pub fn storage(resources: Option<&BTreeMap<String, ApiQuantity>>) -> Quantity {
+pub(crate) fn storage(resources: Option<&BTreeMap<String, ApiQuantity>>) -> Quantity {
     resources.and_then(|all| all.get("storage")).map_or_else(Quantity::default, Quantity::of)
 }
 
 /// A volume of a pod that operations mount.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Provided {
+pub(crate) struct Provided {
     /// The volume in the terms of its plugin.
     pub source: Source,
     /// One pod at a time may have the volume (ReadWriteOncePod).
@@ -125,7 +125,7 @@ pub struct Provided {
 
 /// The settings of a CSIDriver object, or those of a driver without one.
 #[derive(Debug, Clone, PartialEq)]
-pub struct DriverRules {
+pub(crate) struct DriverRules {
     /// Volumes are attached before they are mounted.
     pub attach_required: bool,
     /// The driver is informed of the pod.
@@ -149,7 +149,7 @@ pub struct DriverRules {
 impl DriverRules {
     /// Returns the settings of an object.
     #[must_use]
-    pub fn of(object: Option<&CSIDriver>) -> Self {
+    pub(crate) fn of(object: Option<&CSIDriver>) -> Self {
         let spec = object.map(|object| object.spec.clone()).unwrap_or_default();
         let modes = spec.volume_lifecycle_modes.filter(|modes| !modes.is_empty());
         Self {
@@ -175,7 +175,7 @@ impl DriverRules {
 
     /// Returns why the driver does not provide volumes of this mode (`supportsVolumeLifecycleMode`).
     #[must_use]
-    pub fn refusal(&self, driver: &str, mode: LifecycleMode) -> Option<String> {
+    pub(crate) fn refusal(&self, driver: &str, mode: LifecycleMode) -> Option<String> {
         let name = format!("{mode:?}");
         match &self.lifecycle_modes {
             None if mode == LifecycleMode::Persistent => None,
@@ -196,7 +196,7 @@ impl DriverRules {
 
 /// Names of volumes that containers mount and of those that they use as devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Uses {
+pub(crate) struct Uses {
     /// In `volumeMounts`.
     pub mounts: BTreeSet<String>,
     /// In `volumeDevices`.
@@ -206,7 +206,7 @@ pub struct Uses {
 impl Uses {
     /// Returns the volumes that the containers of a pod use.
     #[must_use]
-    pub fn of(pod: &Pod) -> Self {
+    pub(crate) fn of(pod: &Pod) -> Self {
         let spec = pods::spec(pod);
         let mut uses = Self::default();
         let mut add = |container: &Container| {
@@ -223,14 +223,14 @@ impl Uses {
 
 /// Returns the volumes of a pod that this crate provides and that a container uses.
 #[must_use]
-pub fn provided(pod: &Pod) -> Vec<&PodVolume> {
+pub(crate) fn provided(pod: &Pod) -> Vec<&PodVolume> {
     pod_sync_direct_volumes::referenced(pod).into_iter().filter(|volume| !is_direct(volume)).collect()
 }
 
 /// The claim of a pod's volume: its name, whether the pod uses it read-only, and whether it must belong to
 /// the pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClaimOf {
+pub(crate) struct ClaimOf {
     /// Name of the claim.
     pub name: String,
     /// Value of `readOnly`.
@@ -241,7 +241,7 @@ pub struct ClaimOf {
 
 /// Returns the claim of a pod's volume, or `None` for an inline volume.
 #[must_use]
-pub fn claim_of(pod: &Pod, volume: &PodVolume) -> Option<ClaimOf> {
+pub(crate) fn claim_of(pod: &Pod, volume: &PodVolume) -> Option<ClaimOf> {
     if let Some(source) = &volume.persistent_volume_claim {
         let read_only = source.read_only.unwrap_or(false);
         return Some(ClaimOf { name: source.claim_name.clone(), read_only, is_ephemeral: false });
@@ -255,7 +255,11 @@ pub fn claim_of(pod: &Pod, volume: &PodVolume) -> Option<ClaimOf> {
 ///
 /// # Errors
 /// Returns the kubelet's text.
-pub fn check_claim(pod: &Pod, used: &ClaimOf, claim: &PersistentVolumeClaim) -> Result<String, String> {
+pub(crate) fn check_claim(
+    pod: &Pod,
+    used: &ClaimOf,
+    claim: &PersistentVolumeClaim,
+) -> Result<String, String> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let metadata = &claim.metadata;
     if used.is_ephemeral {
@@ -285,7 +289,7 @@ pub fn check_claim(pod: &Pod, used: &ClaimOf, claim: &PersistentVolumeClaim) -> 
 
 /// Adds the claim to an error.
 #[must_use]
-pub fn of_claim(namespace: &str, claim: &str, text: &str) -> String {
+pub(crate) fn of_claim(namespace: &str, claim: &str, text: &str) -> String {
     format!("error processing PVC {namespace}/{claim}: {text}")
 }
 
@@ -294,7 +298,7 @@ pub fn of_claim(namespace: &str, claim: &str, text: &str) -> String {
 ///
 /// # Errors
 /// Returns the kubelet's text.
-pub fn of_persistent_volume(
+pub(crate) fn of_persistent_volume(
     pod_volume: &str,
     uses: &Uses,
     read_only: bool,
@@ -346,7 +350,7 @@ pub fn of_persistent_volume(
 ///
 /// # Errors
 /// Returns the kubelet's text if no plugin provides the volume.
-pub fn of_object(object: &PersistentVolume, read_only: bool) -> Result<Provided, String> {
+pub(crate) fn of_object(object: &PersistentVolume, read_only: bool) -> Result<Provided, String> {
     let name = object.metadata.name.clone().unwrap_or_default();
     let spec = object.spec.clone().unwrap_or_default();
     let modes: Vec<AccessMode> =
@@ -417,7 +421,7 @@ fn mode_label(modes: &[AccessMode]) -> &'static str {
 
 /// Returns a volume that the node agent mounts.
 #[must_use]
-pub fn in_tree(volume: pod_sync_in_tree::volume::Volume) -> Provided {
+pub(crate) fn in_tree(volume: pod_sync_in_tree::volume::Volume) -> Provided {
     Provided {
         is_block: volume.is_block,
         source: Source::InTree(volume),
@@ -451,7 +455,7 @@ fn kind_of(spec: &serde_json::Value) -> Option<String> {
 
 /// Returns an inline volume of a pod.
 #[must_use]
-pub fn of_inline(pod: &Pod, uid: &PodUid, pod_volume: &str, source: &CSIVolumeSource) -> Provided {
+pub(crate) fn of_inline(pod: &Pod, uid: &PodUid, pod_volume: &str, source: &CSIVolumeSource) -> Provided {
     let namespace = pod.metadata.namespace.clone().unwrap_or_default();
     let secret = source.node_publish_secret_ref.as_ref();
     Provided {
@@ -485,7 +489,7 @@ pub fn of_inline(pod: &Pod, uid: &PodUid, pod_volume: &str, source: &CSIVolumeSo
 ///
 /// # Errors
 /// Returns the kubelet's text.
-pub fn check_node(volume: &Provided, node: Option<&Node>, name: &str) -> Result<(), String> {
+pub(crate) fn check_node(volume: &Provided, node: Option<&Node>, name: &str) -> Result<(), String> {
     let Some(selector) = &volume.nodes else { return Ok(()) };
     let Some(node) = node else { return Err(format!("error retrieving node: node {name:?} not found")) };
     match node_selector::matches(selector, node.metadata.labels.as_ref(), None) {
@@ -497,7 +501,7 @@ pub fn check_node(volume: &Provided, node: Option<&Node>, name: &str) -> Result<
 /// Returns the groups of a pod's volumes that the pod does not have by itself
 /// (`GetExtraSupplementalGroupsForPod`), sorted.
 #[must_use]
-pub fn extra_groups(pod: &Pod, groups: BTreeSet<i64>) -> Vec<i64> {
+pub(crate) fn extra_groups(pod: &Pod, groups: BTreeSet<i64>) -> Vec<i64> {
     let context = pods::spec(pod).security_context.as_ref();
     let own = context.and_then(|context| context.supplemental_groups.as_deref()).unwrap_or_default();
     groups.into_iter().filter(|group| !own.contains(group)).collect()
@@ -506,7 +510,7 @@ pub fn extra_groups(pod: &Pod, groups: BTreeSet<i64>) -> Vec<i64> {
 /// Returns the unique name of a volume: that of its driver and handle, or that of the pod and its inline
 /// volume.
 #[must_use]
-pub fn unique_name(pod: &PodUid, volume: &Volume) -> VolumeName {
+pub(crate) fn unique_name(pod: &PodUid, volume: &Volume) -> VolumeName {
     match volume.lifecycle {
         LifecycleMode::Persistent => shared_name(&volume.driver, &volume.handle),
         LifecycleMode::Ephemeral => VolumeName::of_pod(PLUGIN, pod, &volume.name),
@@ -515,13 +519,18 @@ pub fn unique_name(pod: &PodUid, volume: &Volume) -> VolumeName {
 
 /// Returns the unique name of a volume that pods share.
 #[must_use]
-pub fn shared_name(driver: &str, handle: &str) -> VolumeName {
+pub(crate) fn shared_name(driver: &str, handle: &str) -> VolumeName {
     VolumeName::shared(PLUGIN, &format!("{driver}^{handle}"))
 }
 
 /// Returns the volume for the desired state.
 #[must_use]
-pub fn desired(pod: &PodUid, provided: &Provided, volume: &Volume, rules: &DriverRules) -> DesiredVolume {
+pub(crate) fn desired(
+    pod: &PodUid,
+    provided: &Provided,
+    volume: &Volume,
+    rules: &DriverRules,
+) -> DesiredVolume {
     let reach = match volume.lifecycle {
         LifecycleMode::Persistent if rules.attach_required => Reach::Attachable,
         LifecycleMode::Persistent => Reach::DeviceMountable,
@@ -539,7 +548,7 @@ fn bytes(quantity: Quantity) -> u64 {
 
 /// Returns the attributes that a driver receives of a volume, apart from tokens.
 #[must_use]
-pub fn attributes(pod: &Pod, volume: &Volume, rules: &DriverRules) -> BTreeMap<String, String> {
+pub(crate) fn attributes(pod: &Pod, volume: &Volume, rules: &DriverRules) -> BTreeMap<String, String> {
     let mut attributes = volume.attributes.clone();
     if rules.pod_info {
         let text = |value: &Option<String>| value.clone().unwrap_or_default();

@@ -14,7 +14,7 @@
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
-pub mod claims;
+mod claims;
 mod direct;
 mod executor;
 mod expansion;

@@ -12,11 +12,11 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod call;
-pub mod handler;
-pub mod manager;
-pub mod plan;
+mod handler;
+mod manager;
+mod plan;
 mod register;
-pub mod scan;
+mod scan;
 
 pub use handler::{HandlerError, Plugin, PluginHandler};
 pub use manager::{PluginManager, PluginState};

@@ -19,7 +19,7 @@ use crate::scan::{Refusal, Scan, SocketId, scan};
 
 /// Interval between two scans of the registration directory without a notification. A socket in a new
 /// subdirectory may be older than the watch of that subdirectory.
-pub const RESCAN: Duration = Duration::from_secs(10);
+pub(crate) const RESCAN: Duration = Duration::from_secs(10);
 /// Interval between two scans of a directory that cannot be watched, for example because it does not exist
 /// yet.
 const RESCAN_UNWATCHED: Duration = Duration::from_secs(1);

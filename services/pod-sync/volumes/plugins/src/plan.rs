@@ -10,9 +10,9 @@ use tokio::time::Instant;
 use crate::scan::SocketId;
 
 /// Wait after the first failure.
-pub const FIRST_WAIT: Duration = Duration::from_millis(500);
+pub(crate) const FIRST_WAIT: Duration = Duration::from_millis(500);
 /// Longest wait between two attempts.
-pub const LONGEST_WAIT: Duration = Duration::from_secs(122);
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(122);
 
 /// A failed operation on a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -58,7 +58,7 @@ pub enum Refusal {
 
 /// The content of the registration directory.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Scan {
+pub(crate) struct Scan {
     /// Sockets of plugins.
     pub sockets: BTreeMap<PathBuf, SocketId>,
     /// Entries that are not used.
@@ -70,7 +70,7 @@ pub struct Scan {
 ///
 /// # Errors
 /// Fails if the directory itself cannot be read. A directory that does not exist is empty.
-pub fn scan(root: &Path) -> io::Result<Scan> {
+pub(crate) fn scan(root: &Path) -> io::Result<Scan> {
     let mut scan = Scan::default();
     let own = nix::unistd::geteuid().as_raw();
     let mut left = MOST_ENTRIES;

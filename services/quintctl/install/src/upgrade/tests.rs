@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::os::unix::net::UnixListener;
 
-use quintlet_kit::paths::{CriSocket, Paths};
+use quintlet_kit::args::paths::{CriSocket, Paths};
 
 use super::*;
 

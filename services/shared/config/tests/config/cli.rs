@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use clap::{CommandFactory as _, Parser};
-use quintlet_config::cli::{Exit, read};
+use quintlet_config::ConfigArgs;
 use quintlet_config::diagnostics::{Diagnostic, Severity, render};
 use quintlet_config::node::Origin;
-use quintlet_config::{ConfigArgs, Service};
+use quintlet_config::table::Service;
+use quintlet_config::{Exit, read};
 use quintlet_testkit::command_line::differences;
 
 /// Arguments of a service with some fields.

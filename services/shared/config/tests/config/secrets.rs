@@ -1,9 +1,10 @@
 //! Values that are secret stay out of all messages.
 
 use clap::Parser;
-use quintlet_config::cli::{Exit, read};
+use quintlet_config::ConfigArgs;
 use quintlet_config::diagnostics::render;
-use quintlet_config::{ConfigArgs, Service};
+use quintlet_config::table::Service;
+use quintlet_config::{Exit, read};
 
 const SECRET: &str = "s3cret";
 const FILE: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";

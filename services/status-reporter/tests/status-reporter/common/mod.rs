@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::paths::Paths;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
 use quintlet_testapi::TestApi;

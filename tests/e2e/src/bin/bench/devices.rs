@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use quintlet_device_plugin::TestPlugin;
 use quintlet_dra_driver::TestDriver;
-use quintlet_e2e::node::NODE;
+use quintlet_e2e::NODE;
 use quintlet_e2e::work::{self, LIMIT};
 use quintlet_e2e::{Seen, pods};
 use quintlet_testapi::{ApiError, TestApi};

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
-use quintlet_e2e::node::NODE;
+use quintlet_e2e::NODE;
 use quintlet_localnode::Containerd;
 use quintlet_recordings::cluster::Cluster;
 use quintlet_recordings::kubelet::{Kubelet, KubeletCommand};

@@ -12,11 +12,10 @@ use std::time::Duration;
 use anyhow::Context as _;
 use quintlet_e2e::bins::{self, SERVICES};
 use quintlet_e2e::cost::{Agent, Cost, idle};
-use quintlet_e2e::node::{self, NODE, arguments, unmount_all};
 use quintlet_e2e::service::{Service, ServiceCommand};
-use quintlet_e2e::{pods, work};
+use quintlet_e2e::{NODE, arguments, pods, unmount_all, work};
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::paths::Paths;
 use quintlet_kit::socket;
 use quintlet_localnode::images;
 use quintlet_recordings::cluster::Cluster;
@@ -196,7 +195,7 @@ impl Quintlet {
         let extra = vec![("pod-sync", format!("--max-pods={MAX_PODS}"))];
         let options = quintlet_e2e::Options { extra, ..quintlet_e2e::Options::with_api("scale") };
         let endpoint = format!("unix://{}", runtime.socket.display());
-        let of_services = node::Runtime { endpoint, cgroup_root: &cgroup_root };
+        let of_services = quintlet_e2e::Runtime { endpoint, cgroup_root: &cgroup_root };
         let start = |name: &'static str| {
             let args = arguments(name, &options, base.path(), &of_services, Some(&kubeconfig));
             let (binary, log) = (bins::dir().join(name), base.path().join(format!("{name}.log")));

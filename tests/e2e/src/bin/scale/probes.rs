@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use parking_lot::Mutex;
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use quintlet_kit::{socket, task};
 use quintlet_proto::probe::v1::drive_report::Report;
 use quintlet_proto::probe::v1::drive_request::Request;

@@ -3,8 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods};
+use quintlet_e2e::{LONG, Node, Options, pods};
 use serde_json::{Value, json};
 
 /// Longest time from the end of a pod to a status in the API server that is not ready.

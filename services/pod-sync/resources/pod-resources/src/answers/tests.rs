@@ -3,9 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use pod_sync_devices::DeviceId;
-use pod_sync_devices::device::Device;
-use pod_sync_devices::inventory::PluginOptions;
+use pod_sync_devices::{Device, DeviceId, PluginOptions};
 use proptest::prelude::*;
 use serde_json::json;
 
