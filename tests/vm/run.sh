@@ -5,7 +5,7 @@
 #   CASES="A B"  cases to run (all of cases/list)
 #   FROM=CASE    the first case to run
 #   NUMA=yes     a machine with two sockets and NUMA nodes, for the case devices
-#   BIN_DIR=DIR  directory of quintlet, testapi and device-plugin (target/release)
+#   BIN_DIR=DIR  directory of quintlet, testapi and quintlet-device-plugin (target/release)
 #   QUOTA_TEST=FILE  unit tests of pod-sync-direct-volumes, for the case quotas
 #   UNITS=DIR    directory of the units (docker/systemd)
 #   VM_DIR=DIR   directory of the machine's disks, kept between runs (target/vm)
@@ -65,8 +65,8 @@ mkdir -p "$payload/bin" "$payload/systemd"
 cp -r "$here"/guest.sh "$here"/lib.sh "$here"/setup.sh "$here"/cases "$here"/pods "$here"/network "$here"/config.yaml "$here"/containerd.toml \
     "$here"/testapi.service "$payload/"
 cp "$repo"/docker/containerd/quintlet.conflist "$payload/"
-cp "${UNITS:-$repo/docker/systemd}"/* "$payload/systemd/"
-for binary in quintlet testapi device-plugin; do
+cp "${UNITS:-$repo/docker/systemd}"/quintlet* "$payload/systemd/"
+for binary in quintlet testapi quintlet-device-plugin; do
     [ -x "$bin_dir/$binary" ] || { say "no $bin_dir/$binary"; exit 1; }
     strip -o "$payload/bin/$binary" "$bin_dir/$binary"
 done
@@ -102,9 +102,11 @@ done
 say "booting with $accel; console in $vm/console"
 # Rows are `row|NAME|ok or FAILED|DETAIL`, beside `case|NAME|SECONDS`; the last line is `end|ok` or `end|FAILED`.
 status=0
+# The machine may be slower than the default limits of units allow.
+slow="systemd.default_timeout_start_sec=1800 systemd.default_device_timeout_sec=1800"
 # shellcheck disable=SC2086
 timeout -k 10 "$limit" qemu-system-x86_64 -accel "$accel" -cpu "$cpu" $shape -display none -monitor none -nic none \
-    -kernel "$vm/vmlinuz" -initrd "$vm/initrd.img" -append "root=/dev/vda rw console=ttyS0 quiet psi=1 panic=-1 systemd.show_status=no systemd.mask=serial-getty@ttyS0.service systemd.journald.forward_to_console=1" \
+    -kernel "$vm/vmlinuz" -initrd "$vm/initrd.img" -append "root=/dev/vda rw console=ttyS0 quiet psi=1 panic=-1 systemd.show_status=no systemd.mask=serial-getty@ttyS0.service systemd.journald.forward_to_console=1 $slow" \
     $disks -serial "file:$vm/console" -serial "file:$vm/result" < /dev/null || status=$?
 [ "$status" = 0 ] || say "qemu ended with $status (124: not done after $limit s)"
 

@@ -179,7 +179,8 @@ mod tests {
         ["a", "hangs", "b"].map(PathBuf::from).to_vec()
     }
 
-    /// Returns the paths that were reached. The operation on `hangs` waits for `release`. `began` counts its calls.
+    /// Returns the paths that were reached. The operation on `hangs` waits for `release`. `began` counts its
+    /// calls.
     async fn reached(
         stalls: &Stalls,
         release: &Arc<Mutex<mpsc::Receiver<()>>>,
