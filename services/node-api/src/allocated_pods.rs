@@ -11,9 +11,9 @@ use serde_json::value::{RawValue, to_raw_value};
 use node_api_base::answer::{Answer, error, json, not_found, text};
 use node_api_base::services::Services;
 
-use crate::pods::list;
+use crate::pods::{list_each, unavailable};
 
-/// A pod whose fields other than the status are passed through without parsing.
+/// The fields of a pod. Their values are scanned for their ends, and passed on as text.
 type Fields = BTreeMap<String, Box<RawValue>>;
 
 /// Handles a request. `segments` is the path after its first segment.
@@ -32,12 +32,7 @@ pub(crate) async fn allocated(node: &Services, segments: &[String]) -> Answer {
 }
 
 async fn all(node: &Services) -> Answer {
-    let mut pods = match node.pods().await {
-        Ok(pods) => pods,
-        Err(status) => return unavailable(&status),
-    };
-    pods.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
-    list(pods.iter().filter_map(allocated_pod).collect())
+    list_each(node, |view| serde_json::to_vec(&allocated_pod(&view)?).ok()).await
 }
 
 async fn one(node: &Services, namespace: &str, name: &str, uid: Option<&str>) -> Answer {
@@ -53,10 +48,6 @@ async fn one(node: &Services, namespace: &str, name: &str, uid: Option<&str>) ->
         },
         None => text(StatusCode::NOT_FOUND, "pod does not exist"),
     }
-}
-
-fn unavailable(status: &tonic::Status) -> Answer {
-    error(StatusCode::INTERNAL_SERVER_ERROR, format!("pod-sync: {}", status.message()))
 }
 
 // A client of the API server has the UID of the mirror pod.

@@ -1,6 +1,5 @@
 //! Clients of the other services.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -17,10 +16,11 @@ use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::storage_client::StorageClient;
 use quintlet_proto::podsync::v1::watch_pods_event::Event;
 use quintlet_proto::podsync::v1::{
-    CheckpointRequest, GetPodRequest, ListStorageReply, ListStorageRequest, PodView, WatchPodsRequest,
+    CheckpointRequest, GetPodRequest, ListStorageReply, ListStorageRequest, PodView, WatchPodsEvent,
+    WatchPodsRequest,
 };
 use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::{Code, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -32,6 +32,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 const QUICK: Duration = Duration::from_secs(2);
 /// Maximum size of an answer of the runtime.
 const MAX_ANSWER: usize = 64 << 20;
+/// Bytes of whole pods that pod-sync sends before they are read.
+const LIST_WINDOW: u32 = 256 << 10;
 
 /// A connection whose calls are in the trace of the request that they serve.
 pub type TracedChannel = Caller<Channel>;
@@ -42,6 +44,44 @@ pub struct Services {
     paths: Paths,
     podsync: TracedChannel,
     cri: TracedChannel,
+}
+
+/// The pods of pod-sync at one time, in its order.
+///
+/// It is the snapshot of a watch, since ListPods of an earlier release is one message.
+#[derive(Debug)]
+pub struct PodSnapshot {
+    events: Streaming<WatchPodsEvent>,
+    /// Serves the stream until its end.
+    _connection: TracedChannel,
+}
+
+impl PodSnapshot {
+    async fn open(channel: TracedChannel, request: WatchPodsRequest) -> Result<Self, Status> {
+        let request = WatchPodsRequest { hello: Some(quintlet_proto::hello()), ..request };
+        let events = within(ANSWER, PodSyncClient::new(channel.clone()).watch_pods(request)).await?;
+        Ok(Self { events, _connection: channel })
+    }
+
+    /// Returns the next pod, or `None` after the last one. A pod that is too large for a message is left out.
+    ///
+    /// # Errors
+    /// Fails if pod-sync sends nothing for longer than a call may take, or ends the stream early.
+    pub async fn next(&mut self) -> Result<Option<PodView>, Status> {
+        while let Some(message) = timely(ANSWER, self.events.message()).await? {
+            match message.event {
+                Some(Event::Pod(view)) if view.pod.is_empty() => {
+                    tracing::debug!(pod.uid = view.uid, "pod left out, it is too large");
+                }
+                Some(Event::Pod(view)) => return Ok(Some(view)),
+                Some(Event::SnapshotEnd(_)) => return Ok(None),
+                Some(Event::Hello(hello)) => admit("pod-sync", &hello)?,
+                // A pod is removed only after the snapshot. Or it is an event of a later version.
+                Some(Event::Removed(_) | Event::Problems(_)) | None => {}
+            }
+        }
+        Err(Status::unavailable("pod-sync ended the stream of pods before the last one"))
+    }
 }
 
 /// A service that has metrics.
@@ -76,44 +116,32 @@ impl Services {
         RuntimeServiceClient::new(self.cri.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    /// Returns all pods of pod-sync, with their objects. A pod that is too large for a message is left out.
+    /// Returns all pods of pod-sync, with their objects: the JSON of a v1 Pod that pod-sync has serialized.
+    /// They may have hundreds of megabytes, so each is received when it is asked for.
+    ///
+    /// The connection serves this call alone, with a small window: pods that a slow client does not take
+    /// would use up the window of the connection, and stop all other calls on it.
     ///
     /// # Errors
-    /// Fails if pod-sync does not answer, or sends no pod for longer than a call may take.
-    pub async fn pods(&self) -> Result<Vec<PodView>, Status> {
-        self.snapshot(WatchPodsRequest::default()).await
+    /// Fails if pod-sync does not answer.
+    pub async fn pods(&self) -> Result<PodSnapshot, Status> {
+        let channel = Caller::new(socket::channel_with_window(self.paths.podsync(), LIST_WINDOW));
+        PodSnapshot::open(channel, WatchPodsRequest::default()).await
     }
 
-    /// Returns all pods of pod-sync, with what statistics need of their objects: the pods of a node may have
-    /// hundreds of megabytes. A pod-sync of an earlier release sends whole objects.
+    /// Returns all pods of pod-sync, with what statistics need of their objects. A pod-sync of an earlier
+    /// release sends whole objects.
     ///
     /// # Errors
     /// Fails if pod-sync does not answer, or sends no pod for longer than a call may take.
     pub async fn pods_for_statistics(&self) -> Result<Vec<PodView>, Status> {
-        self.snapshot(WatchPodsRequest { for_statistics: true, ..WatchPodsRequest::default() }).await
-    }
-
-    /// Returns the snapshot of a watch, since ListPods of the previous release is one message. The time limit
-    /// is that of each pod.
-    async fn snapshot(&self, request: WatchPodsRequest) -> Result<Vec<PodView>, Status> {
-        let mut client = PodSyncClient::new(self.podsync.clone());
-        let request = WatchPodsRequest { hello: Some(quintlet_proto::hello()), ..request };
-        let mut events = within(ANSWER, client.watch_pods(request)).await?;
-        let mut pods = BTreeMap::new();
-        while let Some(message) = timely(ANSWER, events.message()).await? {
-            match message.event {
-                Some(Event::Pod(view)) if view.pod.is_empty() => {
-                    tracing::debug!(pod.uid = view.uid, "pod left out, it is too large");
-                }
-                Some(Event::Pod(view)) => drop(pods.insert(view.uid.clone(), view)),
-                Some(Event::Removed(gone)) => drop(pods.remove(&gone.uid)),
-                Some(Event::SnapshotEnd(_)) => return Ok(pods.into_values().collect()),
-                Some(Event::Hello(hello)) => admit("pod-sync", &hello)?,
-                // An event of a later version, too.
-                Some(Event::Problems(_)) | None => {}
-            }
+        let request = WatchPodsRequest { for_statistics: true, ..WatchPodsRequest::default() };
+        let mut snapshot = PodSnapshot::open(self.podsync.clone(), request).await?;
+        let mut pods = Vec::new();
+        while let Some(view) = snapshot.next().await? {
+            pods.push(view);
         }
-        Err(Status::unavailable("pod-sync ended the stream of pods before the last one"))
+        Ok(pods)
     }
 
     /// Returns a pod by namespace and name. The span of the request names its UID.

@@ -283,8 +283,11 @@ async fn echo_server() -> SocketAddr {
 struct OnePod {
     container: Arc<Mutex<String>>,
     more: usize,
-    /// Time before each event of a watch.
+    /// Bytes of an annotation of the other pods.
+    bytes: usize,
+    /// Time before each event of a watch after the first `prompt` ones.
     pause: Duration,
+    prompt: usize,
     /// The `traceparent` of each request for a pod.
     traces: Arc<Mutex<Vec<String>>>,
     /// The requests for the stream of pods.
@@ -293,7 +296,8 @@ struct OnePod {
 
 impl OnePod {
     fn new(container: Arc<Mutex<String>>, more: usize, pause: Duration) -> Self {
-        Self { container, more, pause, traces: Arc::default(), watched: Arc::default() }
+        let (traces, watched) = (Arc::default(), Arc::default());
+        Self { container, more, bytes: 0, pause, prompt: 0, traces, watched }
     }
 }
 
@@ -351,13 +355,18 @@ impl PodSync for OnePod {
         self.watched.lock().push(request.into_inner());
         let first = pod(&self.container.lock());
         let mut events = vec![Event::Hello(quintlet_proto::hello()), Event::Pod(first.clone())];
-        events.extend(
-            (0..self.more).map(|n| Event::Pod(wire::PodView { uid: format!("more{n}"), ..first.clone() })),
-        );
+        let large = json!({"metadata": {"annotations": {"notes": "x".repeat(self.bytes)}}}).to_string();
+        let object = if self.bytes == 0 { first.pod.clone() } else { large.into_bytes() };
+        events.extend((0..self.more).map(|n| {
+            Event::Pod(wire::PodView { uid: format!("more{n}"), pod: object.clone(), ..first.clone() })
+        }));
         events.push(Event::SnapshotEnd(wire::SnapshotEnd {}));
-        let pause = self.pause;
-        let events = futures::StreamExt::then(futures::stream::iter(events), move |event| async move {
-            tokio::time::sleep(pause).await;
+        let (pause, prompt) = (self.pause, self.prompt);
+        let events = futures::stream::iter(events.into_iter().enumerate());
+        let events = futures::StreamExt::then(events, move |(at, event)| async move {
+            if at >= prompt {
+                tokio::time::sleep(pause).await;
+            }
             Ok(wire::WatchPodsEvent { event: Some(event), trace: None })
         });
         // As in pod-sync, the stream does not end.
@@ -460,6 +469,22 @@ impl Storage for TwoVolumes {
 pub(crate) async fn serve_slow_podsync(paths: &Paths, pods: usize, pause: Duration) -> DropGuard {
     let stop = CancellationToken::new();
     let pods = OnePod::new(Arc::default(), pods.saturating_sub(1), pause);
+    serve_podsync(pods, Checkpointed::default(), paths, stop.clone()).await;
+    stop.drop_guard()
+}
+
+/// Serves a pod-sync with `pods` pods that have annotations of `bytes`. It pauses before each event of a
+/// watch after the first `prompt` ones.
+#[allow(dead_code, reason = "each test binary uses a part of this module")]
+pub(crate) async fn serve_large_podsync(
+    paths: &Paths,
+    pods: usize,
+    bytes: usize,
+    prompt: usize,
+    pause: Duration,
+) -> DropGuard {
+    let stop = CancellationToken::new();
+    let pods = OnePod { bytes, prompt, ..OnePod::new(Arc::default(), pods.saturating_sub(1), pause) };
     serve_podsync(pods, Checkpointed::default(), paths, stop.clone()).await;
     stop.drop_guard()
 }

@@ -10,6 +10,7 @@ mod fairness;
 mod full_node;
 mod long_commands;
 mod panics;
+mod pod_list;
 mod profiling;
 mod redirects;
 mod settings;
