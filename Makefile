@@ -24,7 +24,7 @@ ifeq ($(TEST),test)
 export RUST_TEST_THREADS ?= 1
 endif
 
-.PHONY: all install build quick pgo dist test-dist check check-files test soak flaky fuzz test-skew test-chart test-takeover test-devices conformance test-runtimes histories vm bench bench-scale profile profile-heap run
+.PHONY: all install build quick pgo dist test-dist check check-files test soak flaky fuzz test-skew test-chart test-takeover test-devices idle-writes conformance test-runtimes histories vm bench bench-scale profile profile-heap run
 
 all: build
 
@@ -36,6 +36,7 @@ install:
 build: install
 	$(CARGO) build --locked --release -p quintlet
 	scripts/shipped-names.py target/release/quintlet
+	scripts/shipped-flags.sh target/release/quintlet
 	for bin in $(BINS); do ln -sf quintlet target/release/$$bin; done
 
 # The same binary without optimization, in target/quick: the profile of the tests, with the semantics of the release in the crates of this
@@ -53,6 +54,7 @@ pgo: install
 dist:
 	scripts/install.sh dist
 	scripts/shipped-names.py $(PACKAGED)
+	scripts/shipped-flags.sh $(PACKAGED)
 	scripts/dist.sh $(PACKAGED) target/dist
 
 # Makes the packages twice, compares them, and installs the .deb files into a root of Debian. Needs root.
@@ -137,6 +139,11 @@ test-takeover: quick
 test-devices: quick
 	scripts/install.sh test
 	$(STEP) "devices and claims" env BIN_DIR=$(QUICK_BIN_DIR) KUBERNETES=$(KUBERNETES) tests/cluster/devices.sh
+
+# Measures for 20 minutes what a node at rest writes to its disk; STANDALONE=yes is a node without an API server. KUBERNETES is as for test-chart. Needs root.
+idle-writes: build
+	scripts/install.sh test
+	$(STEP) "writes of a node at rest" env BIN_DIR=$(CURDIR)/target/release KUBERNETES=$(KUBERNETES) tests/cluster/idle-writes.sh
 
 # Runs the upstream NodeConformance specs on a node of this machine (docs/conformance.md). KUBERNETES has e2e.test, ginkgo and agnhost, too. Needs root.
 conformance: quick

@@ -38,3 +38,4 @@ build "$pgo" "-Cprofile-use=$pgo/merged.profdata"
 # The directory release has what ran during the build.
 ln -sfn "$host/$profile" "$pgo/bin"
 scripts/shipped-names.py "$pgo/bin/quintlet"
+scripts/shipped-flags.sh "$pgo/bin/quintlet"

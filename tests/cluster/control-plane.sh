@@ -24,12 +24,18 @@ start() {
     eval "pid_$(echo "$name" | tr - _)=$!"
 }
 
+# is_own PID: the process runs in the mount namespace of this script. Another process may have the number of one that has ended.
+is_own() {
+    [ "$(readlink "/proc/$1/ns/mnt")" = "$(readlink /proc/self/ns/mnt)" ]
+}
+
 gone() {
-    ! kill -0 "$1" 2> /dev/null
+    ! is_own "$1" 2> /dev/null
 }
 
 # end PID: ends a process within 20 s, or kills it.
 end() {
+    is_own "$1" 2> /dev/null || return 0
     kill -TERM "$1" 2> /dev/null || return 0
     wait_for 20 gone "$1" 2> /dev/null || kill -KILL "$1" 2> /dev/null || true
 }

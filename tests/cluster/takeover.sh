@@ -55,16 +55,27 @@ exchange() {
 # containers: the containers of the runtime with their state, without those of pods that change by themselves.
 containers() {
     ctr --address "$runtime" -n k8s.io tasks list > "$work/tasks"
-    ctr --address "$runtime" -n k8s.io containers list -q | while read -r id; do
+    touch "$work/names"
+    ctr --address "$runtime" -n k8s.io containers list -q | sort > "$work/ids"
+    # The names of a container do not change, and a process for each takes its time.
+    cut -d ' ' -f 1 "$work/names" | sort | comm -13 - "$work/ids" | while read -r id; do
         # One may be removed meanwhile.
         ctr --address "$runtime" -n k8s.io containers info "$id" 2> /dev/null | python3 -c '
 import json, sys
 info = sys.stdin.read()
 labels = json.loads(info)["Labels"] if info else sys.exit()
-pod, name = labels.get("io.kubernetes.pod.name"), labels.get("io.kubernetes.container.name", "sandbox")
-if pod not in ("crashing", "no-image", "no-settings") or name == "sandbox":
-    print(sys.argv[1], pod, name, sys.argv[2] or "ENDED")' "$id" "$(awk -v id="$id" '$1 == id && $3 == "RUNNING" { print $3 }' "$work/tasks")"
-    done | sort
+print(sys.argv[1], labels.get("io.kubernetes.pod.name"), labels.get("io.kubernetes.container.name", "sandbox"))' "$id"
+    done >> "$work/names"
+    python3 - "$work/names" "$work/ids" "$work/tasks" <<'PYTHON'
+import sys
+names, ids, tasks = (open(path).read().splitlines() for path in sys.argv[1:])
+names = dict(line.split(maxsplit=1) for line in names)
+running = {task.split()[0] for task in tasks if task.split()[2:] == ["RUNNING"]}
+for id in ids:
+    pod, name = names.get(id, " ").split(" ")
+    if name and (pod not in ("crashing", "no-image", "no-settings") or name == "sandbox"):
+        print(id, pod, name, "RUNNING" if id in running else "ENDED")
+PYTHON
 }
 
 # same_containers BEFORE AFTER: none was created, and those that ran still run. What has ended may be removed.

@@ -150,11 +150,14 @@ fn argument(name: &'static str, is_switch: bool) -> Arg {
 /// fields is left out.
 fn field_flags() -> Vec<(&'static str, &'static Row)> {
     let rows = || Document::ALL.into_iter().flat_map(Document::rows);
-    let name = |row: &'static Row| row.kubelet_flag.or(row.own_flag);
     rows()
-        .filter_map(|row| Some((name(row)?, row)))
-        .filter(|(found, _)| rows().filter(|row| name(row) == Some(*found)).count() == 1)
+        .filter_map(|row| Some((field_flag(row)?, row)))
+        .filter(|(found, _)| rows().filter(|row| field_flag(row) == Some(*found)).count() == 1)
         .collect()
+}
+
+fn field_flag(row: &Row) -> Option<&'static str> {
+    row.kubelet_flag.or(row.own_flag)
 }
 
 fn values(given: &ArgMatches, id: &str) -> Vec<String> {
@@ -178,7 +181,10 @@ fn fields(given: &ArgMatches) -> Vec<(Document, &'static Row, LocatedValue)> {
     let mut fields = Vec::new();
     for document in Document::ALL {
         for row in document.rows() {
-            let Some((name, _)) = flags.iter().find(|(_, other)| std::ptr::eq(*other, row)) else { continue };
+            // By the name, which only one row has: a constant has another address in each crate that it is
+            // inlined into.
+            let name = field_flag(row).filter(|name| flags.iter().any(|(flag, _)| flag == name));
+            let Some(name) = name else { continue };
             let raw = values(given, name);
             if !raw.is_empty() {
                 fields.push((document, row, row.kind.from_flag(&raw, &format!("--{name}"))));

@@ -24,6 +24,10 @@ use crate::devices::{DEVICE, devices_of, start_plugin_with, wait_node};
 use crate::resource_claims::{allocate_named, create_named_claim};
 use crate::{claims, edges, resource_claims};
 
+mod ends;
+
+/// The preStop hook of each pod.
+const HOOK: &str = "hook";
 const DEVICES: [&str; 3] = ["d1", "d2", "d3"];
 
 /// State of files that were not synced, after the loss of power.
@@ -102,6 +106,8 @@ struct Scene {
     drivers: Option<(TestPlugin, TestDriver, DriverThread)>,
     keeper: String,
     losses: i64,
+    /// Calls of the drivers of claims before the last boot.
+    claim_calls: Vec<String>,
 }
 
 impl Scene {
@@ -116,7 +122,8 @@ impl Scene {
         sim.manifest("static", &pods::manifest("static"));
         claims::csi_driver(&sim, json!({"attachRequired": false}));
         sim.start_all();
-        let mut scene = Self { sim, drivers: None, keeper: String::new(), losses: 0 };
+        let mut scene =
+            Self { sim, drivers: None, keeper: String::new(), losses: 0, claim_calls: Vec::new() };
         scene.start_drivers().await;
         scene.keeper = scene.create("keeper");
         scene.sim.wait_ready("keeper").await;
@@ -156,6 +163,7 @@ impl Scene {
         let devices = json!({DEVICE: "1"});
         main["resources"] = json!({"limits": devices, "requests": devices, "claims": [{"name": "device"}]});
         main["readinessProbe"] = json!({"exec": {"command": ["probe"]}, "periodSeconds": 1});
+        main["lifecycle"] = json!({"preStop": {"exec": {"command": [HOOK]}}});
         claims::bound_claim(&self.sim, name, |_| {});
         create_named_claim(&self.sim, name);
         let uid = self.sim.create(pod);
@@ -167,7 +175,11 @@ impl Scene {
     async fn reboot(&mut self, loss: Loss, last_pod: &str) -> BTreeSet<String> {
         edges::go_down(&self.sim).await;
         let before = self.sim.runtime.containers().iter().map(|c| c.id().to_owned()).collect();
-        self.drivers = None;
+        if let Some((_, driver, _)) = self.drivers.take() {
+            self.claim_calls.extend(driver.calls());
+        }
+        self.sim.runtime.unscript_all();
+        self.sim.api.faults().clear();
         for path in mounts_below(&self.sim.root_dir()).unwrap().iter().rev() {
             assert!(Command::new("umount").arg(path).status().unwrap().success(), "{}", path.display());
         }
@@ -176,6 +188,12 @@ impl Scene {
         self.sim.start_all();
         self.start_drivers().await;
         before
+    }
+
+    /// Returns the number of calls of the drivers of claims that contain a text.
+    fn calls_of_claims(&self, text: &str) -> usize {
+        let now = self.drivers.as_ref().map(|(_, driver, _)| driver.calls()).unwrap_or_default();
+        self.claim_calls.iter().chain(&now).filter(|call| call.contains(text)).count()
     }
 
     /// Asserts that a pod has a single container besides those of the last boot.

@@ -82,6 +82,15 @@ pub enum ClaimStateView {
 struct TrackedClaim {
     record: ClaimRecord,
     phase: ClaimPhase,
+    /// This process has prepared the claim with all of its drivers (`claimInfo.prepared` of the kubelet). It
+    /// stays so until the claim is removed, whatever later calls return.
+    is_in_use: bool,
+}
+
+impl TrackedClaim {
+    fn new(record: ClaimRecord) -> Self {
+        Self { record, phase: ClaimPhase::Uncertain, is_in_use: false }
+    }
 }
 
 /// A claim in a call.
@@ -116,8 +125,7 @@ impl ClaimInventory {
     /// Returns the state after a restart.
     #[must_use]
     pub fn restored(records: BTreeMap<ClaimKey, ClaimRecord>) -> Self {
-        let tracked = |(key, record)| (key, TrackedClaim { record, phase: ClaimPhase::Uncertain });
-        Self { claims: records.into_iter().map(tracked).collect() }
+        Self { claims: records.into_iter().map(|(key, record)| (key, TrackedClaim::new(record))).collect() }
     }
 
     /// Returns the content of the checkpoint.
@@ -201,9 +209,8 @@ impl ClaimInventory {
         }
         let mut batches = Batches::new();
         for claim in claims {
-            let tracked = self.claims.entry(claim.key.clone()).or_insert_with(|| TrackedClaim {
-                record: ClaimRecord { uid: claim.uid.clone(), ..ClaimRecord::default() },
-                phase: ClaimPhase::Uncertain,
+            let tracked = self.claims.entry(claim.key.clone()).or_insert_with(|| {
+                TrackedClaim::new(ClaimRecord { uid: claim.uid.clone(), ..ClaimRecord::default() })
             });
             tracked.record.pods.insert(pod.to_owned());
             match tracked.phase {
@@ -240,6 +247,7 @@ impl ClaimInventory {
                     true => ClaimPhase::Prepared(claim.devices.clone()),
                     false => ClaimPhase::Uncertain,
                 };
+                tracked.is_in_use |= is_prepared;
             }
         }
     }
@@ -254,9 +262,8 @@ impl ClaimInventory {
             return OperationStart::Busy(claim.key.clone());
         }
         for claim in claims {
-            let tracked = self.claims.entry(claim.key.clone()).or_insert_with(|| TrackedClaim {
-                record: ClaimRecord { uid: claim.uid.clone(), ..ClaimRecord::default() },
-                phase: ClaimPhase::Uncertain,
+            let tracked = self.claims.entry(claim.key.clone()).or_insert_with(|| {
+                TrackedClaim::new(ClaimRecord { uid: claim.uid.clone(), ..ClaimRecord::default() })
             });
             // An earlier claim of the name belongs to other pods.
             if tracked.record.uid == claim.uid {
@@ -355,14 +362,14 @@ impl ClaimInventory {
         claims.flat_map(|claim| claim.record.pods.iter().cloned()).collect()
     }
 
-    /// Returns the number of prepared claims by driver, and of all as [`ANY_DRIVER`]. Those of the checkpoint
-    /// count if they have devices.
+    /// Returns the number of claims in use by driver, and of all as [`ANY_DRIVER`], as the kubelet counts them:
+    /// those that this process has prepared. A claim of the checkpoint does not count before the next start of
+    /// a pod with it (`pkg/kubelet/cm/dra: claimsInUse`).
     #[must_use]
     pub fn in_use(&self) -> BTreeMap<String, i64> {
         let mut counts = BTreeMap::from([(ANY_DRIVER.to_owned(), 0_i64)]);
         for claim in self.claims.values() {
-            let has_devices = claim.record.drivers.values().any(|devices| !devices.is_empty());
-            if !matches!(claim.phase, ClaimPhase::Prepared(_)) && !has_devices {
+            if !claim.is_in_use {
                 continue;
             }
             let drivers = claim.record.drivers.keys().map(String::as_str);

@@ -49,6 +49,11 @@ fn prepare(inventory: &mut ClaimInventory, pod: &str, claims: &[AllocatedClaim])
     begun
 }
 
+fn counts(inventory: &ClaimInventory) -> String {
+    let counts = inventory.in_use();
+    counts.iter().map(|(driver, count)| format!("{driver}={count}")).collect::<Vec<_>>().join(" ")
+}
+
 #[test]
 fn a_shared_claim_is_prepared_once_and_unprepared_after_its_last_pod() {
     let mut inventory = ClaimInventory::default();
@@ -56,7 +61,7 @@ fn a_shared_claim_is_prepared_once_and_unprepared_after_its_last_pod() {
     assert_eq!(prepare(&mut inventory, "p", &claims), "x:a y:a,b");
     assert_eq!(prepare(&mut inventory, "q", &claims[..1]), "");
     assert_eq!(prepare(&mut inventory, "p", &claims), "");
-    assert_eq!(inventory.in_use(), [("<any>", 2), ("x", 1), ("y", 2)].map(|(d, n)| (d.to_owned(), n)).into());
+    assert_eq!(counts(&inventory), "<any>=2 x=1 y=2");
     assert_eq!(start(Ok(inventory.begin_unprepare("p"))), "y:b");
     inventory.finish_unprepare("p", &BTreeSet::new());
     assert!(!inventory.holds_any("p") && inventory.holds_all("q", &[key("a")]));
@@ -65,7 +70,7 @@ fn a_shared_claim_is_prepared_once_and_unprepared_after_its_last_pod() {
     assert_eq!(start(Ok(inventory.begin_unprepare("q"))), "x:a y:a");
     inventory.finish_unprepare("q", &BTreeSet::new());
     assert!(inventory.records().is_empty());
-    assert_eq!(inventory.in_use(), [("<any>".to_owned(), 0)].into());
+    assert_eq!(counts(&inventory), "<any>=0");
 }
 
 #[test]
@@ -169,7 +174,8 @@ fn a_restored_claim_is_prepared_again_and_its_devices_are_known_before() {
     before.finish_prepare(&claims, true);
     let mut inventory = ClaimInventory::restored(before.records());
     assert!(inventory.holds_all("p", &[key("a")]));
-    assert_eq!(inventory.in_use()["x"], 1);
+    // The kubelet counts a claim once it has prepared it itself.
+    assert_eq!(counts(&inventory), "<any>=0");
     let requests = BTreeMap::from([("a".to_owned(), vec![String::new()])]);
     assert_eq!(inventory.cdi_devices("p", "ns", &requests), Ok(vec!["x/d=1".to_owned()]));
     // The claim was allocated again meanwhile: the earlier driver is recorded until the end, and the new one
@@ -177,6 +183,27 @@ fn a_restored_claim_is_prepared_again_and_its_devices_are_known_before() {
     assert_eq!(prepare(&mut inventory, "q", &[claim("a", "1", "y")]), "y:a");
     assert_ne!(inventory.begin_unprepare("p"), OperationStart::Busy(key("a")));
     assert_eq!(start(Ok(inventory.begin_unprepare("q"))), "x:a y:a");
+}
+
+#[test]
+fn a_claim_counts_as_in_use_from_its_preparation_by_all_drivers_until_it_is_unprepared() {
+    let mut inventory = ClaimInventory::default();
+    let claims = [claim("a", "1", "x y")];
+    inventory.begin_prepare("p", &claims).unwrap();
+    inventory.set_devices(&key("a"), "x", vec![device("x/d=1", "")]);
+    assert_eq!(counts(&inventory), "<any>=0", "a call is in progress");
+    inventory.finish_prepare(&claims, false);
+    assert_eq!(counts(&inventory), "<any>=0", "a driver failed");
+    inventory.begin_prepare("p", &claims).unwrap();
+    inventory.finish_prepare(&claims, true);
+    assert_eq!(counts(&inventory), "<any>=1 x=1 y=1");
+    assert_ne!(inventory.begin_unprepare("p"), OperationStart::Busy(key("a")));
+    assert_eq!(counts(&inventory), "<any>=1 x=1 y=1", "a call is in progress");
+    inventory.finish_unprepare("p", &[key("a")].into());
+    assert_eq!(counts(&inventory), "<any>=1 x=1 y=1", "a driver failed");
+    assert_ne!(inventory.begin_unprepare("p"), OperationStart::Busy(key("a")));
+    inventory.finish_unprepare("p", &BTreeSet::new());
+    assert_eq!(counts(&inventory), "<any>=0");
 }
 
 #[test]
