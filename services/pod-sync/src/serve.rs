@@ -238,7 +238,15 @@ impl PodSync for PodService {
                     .values()
                     .filter(|v| sent.get(&v.pod_ref.uid).is_none_or(|s| s.version != v.version))
                     .collect();
-                changed.sort_by_key(|v| v.version);
+                if first {
+                    // node-api passes the snapshot on as it arrives.
+                    changed.sort_by(|a, b| {
+                        let (a, b) = (&a.pod_ref, &b.pod_ref);
+                        (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid))
+                    });
+                } else {
+                    changed.sort_by_key(|v| v.version);
+                }
                 // Each view is made when it is sent: together they may have hundreds of megabytes.
                 for e in out
                     .drain(..)

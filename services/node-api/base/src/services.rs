@@ -46,7 +46,7 @@ pub struct Services {
     cri: TracedChannel,
 }
 
-/// The pods of pod-sync at one time, in its order.
+/// The pods of pod-sync at one time, in the order of namespaces and names.
 ///
 /// It is the snapshot of a watch, since ListPods of an earlier release is one message.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use axum::body::Body;
 use http_body_util::BodyExt as _;
 use node_api::pods::pods;
 use node_api_base::services::Services;
-use quintlet_kit::paths::Paths;
+use quintlet_kit::args::paths::Paths;
 use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
 

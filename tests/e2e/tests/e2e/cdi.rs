@@ -3,9 +3,7 @@
 
 use quintlet_device_plugin::TestPlugin;
 use quintlet_dra_driver::TestDriver;
-use quintlet_e2e::node::NODE;
-use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, Seen, pods, until};
+use quintlet_e2e::{LONG, NODE, Node, Options, Seen, pods, until};
 use serde_json::{Value, json};
 
 const DEVICE: &str = "example.com/device";

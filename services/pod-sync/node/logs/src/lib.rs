@@ -184,7 +184,7 @@ fn is_within(path: &Path, dir: &Path) -> bool {
 enum RotateError {
     #[error("failed to access {}", path.display())]
     File { path: PathBuf, source: std::io::Error },
-    #[error("the file system of {} does not answer", path.display())]
+    #[error("files of {} are still being compressed, or their file system does not answer", path.display())]
     Hangs { path: PathBuf },
     #[error("the runtime did not reopen the log")]
     Reopen(#[source] CallError),
@@ -256,13 +256,12 @@ async fn check_log(
         return Ok(());
     }
     let keep = settings.container_log_max_files.saturating_sub(2);
+    on_files(stalls, log, move |dir, path| rotate::make_room(dir, path, keep)).await?;
+    // Compressing may take longer than this caller waits, and is completed nevertheless. A rename that
+    // followed it would leave the log without a file until the next interval.
     let rotated_path = rotate::rotated(&log.path, clock.wall());
     let rotated = rotated_path.clone();
-    let rotate = move |dir: &Dir, path: &Path| {
-        rotate::make_room(dir, path, keep)?;
-        dir.rename(path, &rotated)
-    };
-    on_files(stalls, log, rotate).await?;
+    on_files(stalls, log, move |dir, path| dir.rename(path, &rotated)).await?;
     match runtime.reopen(&log.id).await {
         Ok(()) => Ok(()),
         Err(error) => {

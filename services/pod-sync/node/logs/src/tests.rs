@@ -147,7 +147,12 @@ fn files(dir: &Path) -> Vec<(String, String)> {
     let mut out: Vec<_> = std::fs::read_dir(dir)
         .unwrap()
         .map(|e| e.unwrap())
-        .map(|e| (e.file_name().into_string().unwrap(), std::fs::read_to_string(e.path()).unwrap()))
+        .map(|e| {
+            (
+                e.file_name().into_string().unwrap(),
+                String::from_utf8_lossy(&std::fs::read(e.path()).unwrap()).into_owned(),
+            )
+        })
         .collect();
     out.sort();
     out
@@ -166,6 +171,38 @@ async fn a_log_is_rotated_when_it_is_too_large_and_reopened_when_it_is_missing()
     assert_eq!(text, "long enough");
     let (dir, calls, ok) = looked(None, None).await;
     assert_eq!((files(dir.path()).len(), calls, ok), (1, 1, true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_log_has_its_file_after_an_earlier_one_took_too_long_to_compress() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, earlier) = (dir.path().join("0.log"), dir.path().join("0.log.20261121-023000"));
+    std::fs::write(&path, "long enough").unwrap();
+    // Compressing takes a second or more. The file is sparse.
+    std::fs::File::create(&earlier).unwrap().set_len(256 << 20).unwrap();
+    let runtime = Fake { log: path.clone(), refuse: None, calls: Mutex::new(0) };
+    let clock = Clock::fixed("2026-11-21T02:31:07Z".parse().unwrap(), Duration::from_secs(1));
+    let id = ContainerId::parse("c1").unwrap();
+    let log = Log { pod: pod("u1"), id, root: dir.path().to_owned(), path: path.clone() };
+    let stalls = stalls();
+    let check = check_log(&runtime, &clock, &SETTINGS, &stalls, &log);
+    let late = async {
+        while !dir.path().join("0.log.20261121-023000.tmp").exists() {
+            tokio::task::yield_now().await;
+        }
+        tokio::time::advance(ROTATION * 2).await;
+    };
+    let (checked, ()) = tokio::join!(check, late);
+    assert!(matches!(checked, Err(RotateError::Hangs { .. })), "{checked:?}");
+    // The log is skipped until its earlier file is compressed.
+    while stalls.run_one(&path, ROTATION, || ()).await.is_none() {
+        tokio::task::yield_now().await;
+    }
+    assert!(path.exists() && !earlier.exists(), "the runtime writes to a file of another name");
+    check_log(&runtime, &clock, &SETTINGS, &stalls, &log).await.unwrap();
+    let found: Vec<_> = files(dir.path()).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(found, ["0.log", "0.log.20261121-023000.gz", "0.log.20261121-023107"]);
+    assert_eq!(*runtime.calls.lock(), 1);
 }
 
 #[tokio::test]

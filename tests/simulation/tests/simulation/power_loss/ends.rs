@@ -9,9 +9,7 @@ use quintlet_cri_api::v1;
 use quintlet_csi_driver::volumes::mounts_below;
 use quintlet_kit::failpoint::{Kind, When};
 use quintlet_simulation::cuts::CutPoint;
-use quintlet_simulation::pods;
-use quintlet_simulation::seen::Seen;
-use quintlet_simulation::sim::LONG;
+use quintlet_simulation::{LONG, Seen, pods};
 use quintlet_testkit::budget;
 use quintlet_testkit::fake_runtime::{Call, Method, Rule};
 use quintlet_testkit::wait::until;
@@ -284,7 +282,7 @@ impl Scene {
 
 /// Every so many pairs of a step and a loss are tried, but for a long run, which tries all. It has no common
 /// divisor with the number of losses and sides.
-const EVERY: usize = 13;
+const EVERY: usize = 23;
 
 /// Loses the power at steps of the end of pods, with each kind of loss, and asserts that the steps were reached.
 #[allow(clippy::print_stderr, reason = "the test prints the steps and the number of cuts")]
