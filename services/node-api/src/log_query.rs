@@ -68,7 +68,7 @@ struct Options {
 /// A query that is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum QueryError {
+pub(crate) enum QueryError {
     /// The query has neither a file nor a service.
     #[error("query: names nothing")]
     Empty,

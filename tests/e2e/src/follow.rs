@@ -9,8 +9,8 @@ use tokio::process::Command;
 
 use crate::LONG;
 
-/// What a container prints before its counted lines, which it begins once its follower has this line: who is
-/// connected later gets only the newest file of a log that is rotated, as with the kubelet.
+/// The first line of a container's log. The container prints the others once its follower has this one: a
+/// later follower gets only the newest file of a log that is rotated, as with the kubelet.
 pub const BEGIN: &str = "begin\n";
 
 /// A program that has received [`BEGIN`].

@@ -1,6 +1,6 @@
 //! Log queries (`/logs/?query=`), up to the command line of journalctl.
 
-use node_api::fuzzing::{self, Journal, QueryError};
+use node_api::fuzzing::{self, Journal};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use proptest::collection::vec;
 use proptest::option;
@@ -13,7 +13,7 @@ use crate::bytes::{self, TargetInputs};
 /// See [`Target`].
 pub const TARGET: Target = Target { name: "log_query", inputs, check, planted };
 
-type Query = fn(&str) -> Result<Option<Journal>, QueryError>;
+type Query = fn(&str) -> Result<Option<Journal>, String>;
 
 fn inputs() -> TargetInputs {
     let service = prop_oneof![3 => "[a-z@.-]{1,8}", 1 => bytes::text(), 1 => select(vec!["--file=/etc/shadow", "-D", "a b"]).prop_map(str::to_owned)];
@@ -61,7 +61,7 @@ fn check(input: &[u8]) -> Result<(), String> {
 
 fn planted(input: &[u8]) -> Result<(), String> {
     // A planted bug: a service name that begins with a dash becomes an option.
-    fn bare(form: &str) -> Result<Option<Journal>, QueryError> {
+    fn bare(form: &str) -> Result<Option<Journal>, String> {
         let mut parsed = fuzzing::log_query(form)?;
         for argument in parsed.iter_mut().flat_map(|journal| &mut journal.arguments) {
             if let Some(name) = argument.strip_prefix("--unit=").filter(|name| name.starts_with('-')) {

@@ -179,7 +179,7 @@ async fn a_log_has_its_file_after_an_earlier_one_took_too_long_to_compress() {
     let (path, earlier) = (dir.path().join("0.log"), dir.path().join("0.log.20261121-023000"));
     std::fs::write(&path, "long enough").unwrap();
     // Compressing takes a second or more. The file is sparse.
-    std::fs::File::create(&earlier).unwrap().set_len(256 << 20).unwrap();
+    std::fs::File::create(&earlier).unwrap().set_len(48 << 20).unwrap();
     let runtime = Fake { log: path.clone(), refuse: None, calls: Mutex::new(0) };
     let clock = Clock::fixed("2026-11-21T02:31:07Z".parse().unwrap(), Duration::from_secs(1));
     let id = ContainerId::parse("c1").unwrap();

@@ -159,8 +159,8 @@ impl Scene {
         .await;
     }
 
-    /// Ends a pod without a loss. Returns the steps at which the power is lost later, with the number of times
-    /// that each was passed.
+    /// Ends a pod without a loss. Returns the steps at which the power is lost later, with the number of
+    /// times that each was passed.
     async fn steps_of_end(&self, ending: Ending) -> Vec<(EndStep, usize)> {
         let mut steps: Vec<(EndStep, usize)> = Vec::new();
         for (kind, step) in [
@@ -284,7 +284,8 @@ impl Scene {
 /// divisor with the number of losses and sides.
 const EVERY: usize = 23;
 
-/// Loses the power at steps of the end of pods, with each kind of loss, and asserts that the steps were reached.
+/// Loses the power at steps of the end of pods, with each kind of loss, and asserts that the steps were
+/// reached.
 #[allow(clippy::print_stderr, reason = "the test prints the steps and the number of cuts")]
 async fn at_steps_of_the_end(ending: Ending) {
     let mut scene = Scene::new().await;
