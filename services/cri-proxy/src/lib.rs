@@ -1,17 +1,17 @@
 //! cri-proxy: the only process that opens the runtime's socket.
 //!
 //! [`serve`] accepts calls on one socket per kind of caller. [`policy`] decides whether a caller may make a
-//! call, and how the call is forwarded. [`forward`] then passes it through [`fence`] (owner epoch and
-//! deadline), [`inflight`] (identical calls join), [`completed_execs`] and [`lanes`] (concurrency limits) to
+//! call, and how the call is forwarded. [`forward`] then passes it through `fence` (owner epoch and
+//! deadline), `inflight` (identical calls join), `completed_execs` and `lanes` (concurrency limits) to
 //! the runtime ([`upstream`]), and adds the call's outcome to the trailers.
 //!
 //! - [`lists`] converts list responses to streams and back.
-//! - [`event_reader`] reads the runtime's events; [`hints`] distributes them.
-//! - [`logs`] reads log files of containers for node-api.
-//! - [`orphaned_tasks`] kills tasks that keep containerd from removing a container.
+//! - `event_reader` reads the runtime's events; [`hints`] distributes them.
+//! - `logs` reads log files of containers for node-api.
+//! - `orphaned_tasks` kills tasks that keep containerd from removing a container.
 //! - [`budget`] bounds the bytes that calls hold.
 //!
-//! [`adaptive`], [`fence`], [`lists`], [`outcome`], [`policy`] and [`request_info`] decide and do no I/O.
+//! [`adaptive`], `fence`, [`lists`], `outcome`, [`policy`] and `request_info` decide and do no I/O.
 //!
 //! Tasks: `listen` per socket, `connection` per connection of a caller, `mutation` per mutating call (it
 //! outlives the caller's connection), `list` per streamed list, `runtime-connection` per connection to the

@@ -4,7 +4,7 @@
 //! listener is separate from the owner of the runtime. It is a client of cri-proxy (socket `node-api`), of
 //! pod-sync (read-only) and of `debug.v1` of all services. Its only state are caches.
 //!
-//! A request passes [`server`], [`routes`] and [`node_api_access`], and ends in a page. [`connection`] has
+//! A request passes `server`, `routes` and [`node_api_access`], and ends in a page. `connection` has
 //! the life cycle of a connection. Statistics are the crate [`node_api_statistics`], streams the crate
 //! [`node_api_streams`].
 //!

@@ -2,10 +2,10 @@
 //!
 //! Tasks:
 //! - one per source of pods ([`pod_sync_sources`])
-//! - the sync loop ([`pod_manager`]) and one worker per pod ([`pod_sync_worker`])
+//! - the sync loop (`pod_manager`) and one worker per pod ([`pod_sync_worker`])
 //! - clients of pleg-service, probe-service and status-reporter ([`pod_sync_clients`])
 //! - the runtime poll and the reports about the node ([`pod_sync_node_object`])
-//! - the server of podsync.v1 ([`serve`])
+//! - the server of podsync.v1 (`serve`)
 //!
 //! A worker is woken and then reads the newest state; nothing queues work for it. What it decides is in
 //! [`pod_sync_decisions`], which does no I/O.

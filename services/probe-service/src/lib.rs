@@ -1,15 +1,15 @@
 //! probe-service runs the probes of containers and remembers their results. It makes no decision about a pod
 //! and holds no credentials. pod-sync drives it over `quintlet.probe.v1`.
 //!
-//! - [`decide`] computes the next step of a probe and the meaning of an attempt, without I/O or a clock.
+//! - `decide` computes the next step of a probe and the meaning of an attempt, without I/O or a clock.
 //! - `slot` holds one probe with its memory, and `pace` bounds its reports. `worker` is the task of a probe:
 //!   one per pod, container and probe type.
 //! - [`handlers`] make the attempts: HTTP, TCP and gRPC from this process, commands through cri-proxy's probe
 //!   socket.
-//! - [`evaluations`] keeps the newest evaluations for observers, which resume by a cursor. `subscribe` serves
+//! - `evaluations` keeps the newest evaluations for observers, which resume by a cursor. `subscribe` serves
 //!   the state of each probe to programs that are not part of Quintlet.
-//! - [`prober`] owns all probes. [`mailbox`] holds the reports that the driver has not taken yet: the latest
-//!   memory of each probe and a bounded number of failed evaluations. [`service`] serves gRPC.
+//! - [`prober`] owns all probes. `mailbox` holds the reports that the driver has not taken yet: the latest
+//!   memory of each probe and a bounded number of failed evaluations. `service` serves gRPC.
 //!
 //! Life cycle: only the driver adds and removes probes. Probes continue while there is no driver. The memory
 //! of probes ends with the process; pod-sync keeps a copy and hands it over to the next instance.

@@ -3,7 +3,7 @@
 //! pod-sync reports the status of each pod. This service merges it with the object in the API server and
 //! writes it ([`reporter`], one PATCH per change and no read on the ordinary path). It registers the Node and
 //! keeps its status ([`node::keeper`]) and its CSINode ([`node::csi_node`]), renews the lease ([`lease`]),
-//! writes events ([`events::recorder`]) and mirror pods ([`mirror`]).
+//! writes events ([`events::recorder`]) and mirror pods (`mirror`).
 //!
 //! Decisions are pure functions: [`status`], [`node::setters`], [`node::csi_node::next_step`],
 //! [`events::correlate`], [`lease::next`]. Tasks: `status-write` (at most 64), `status-retry`, `node`,

@@ -3,7 +3,7 @@
 //!
 //! A recording is made by hand (`src/bin/record.rs`, see README.md): a real kubelet and a real API server,
 //! with the fake runtime in place of containerd. A fixture has the pod as that API server returned it, the
-//! objects that it refers to, and the facts: the requests as JSON ([`wire`], [`schema`]), without values that
+//! objects that it refers to, and the facts: the requests as JSON (`wire`, `schema`), without values that
 //! differ between runs ([`facts`]). A [`history`] is recorded in the same way: a scenario, and the statuses,
 //! events and driver calls.
 

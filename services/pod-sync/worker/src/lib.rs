@@ -4,7 +4,7 @@
 //!   containers, runs hooks, and reports the status.
 //! - [`PodWorkers`] holds the state machine of all workers, which is decided in
 //!   [`pod_sync_decisions::worker`].
-//! - [`mirror`] reconciles the mirror pod of a static pod, as a task of its own.
+//! - `mirror` reconciles the mirror pod of a static pod, as a task of its own.
 //! - [`context`] has what the workers and the other tasks of pod-sync share, grouped by purpose.
 //!
 //! A worker is woken and then reads the newest state; there are no queues of work. The pod manager of

@@ -1,7 +1,7 @@
 //! The configuration of all services: the kubelet's files and flags, and the fields of Quintlet.
 //!
-//! [`yaml`] parses text to trees whose values have a line number. [`load`] merges the files and checks them
-//! against the [`table`] of fields and against rules between fields. [`mod@print`] prints the result. [`cli`]
+//! `yaml` parses text to trees whose values have a line number. `load` merges the files and checks them
+//! against the [`table`] of fields and against rules between fields. [`mod@print`] prints the result. `cli`
 //! makes the values of the files the defaults of a service's arguments, so that flags take precedence and
 //! services only read their arguments.
 //!

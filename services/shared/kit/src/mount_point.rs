@@ -30,7 +30,7 @@ pub fn remove(path: &Path) -> io::Result<bool> {
 /// volume. Blocks.
 ///
 /// # Errors
-/// Fails if the mount is busy for another reason, and as [`loop_device::detach_all`].
+/// Fails if the mount is busy for another reason, and as `loop_device::detach_all`.
 pub fn unmount_device(path: &Path) -> io::Result<()> {
     let mut detached = false;
     while !remove(path)? {

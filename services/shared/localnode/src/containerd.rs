@@ -52,10 +52,10 @@ pub struct Options {
     /// Further directories of the instance, such as a node's root directory, logs and sockets. One that
     /// existed before and was not empty is never deleted.
     pub owned: Vec<PathBuf>,
-    /// The containerd binary; its directory also has the shim. Default: the value of [`CONTAINERD_ENV`], or
+    /// The containerd binary; its directory also has the shim. Default: the value of `CONTAINERD_ENV`, or
     /// else found in `PATH`.
     pub containerd: Option<PathBuf>,
-    /// The runc binary, or that of another OCI runtime. Default: the value of [`OCI_RUNTIME_ENV`], or else
+    /// The runc binary, or that of another OCI runtime. Default: the value of `OCI_RUNTIME_ENV`, or else
     /// found in `PATH`.
     pub runc: Option<PathBuf>,
     /// Directory of the CNI plugins. Default: the directories of distributions.

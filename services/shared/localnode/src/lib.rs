@@ -4,13 +4,13 @@
 //! state, socket, pod network and cgroup root, so several can run side by side, and an instance leaves no
 //! traces. The host's containerd is never used.
 //!
-//! - [`containerd`]: starts, restarts, suspends, kills and removes an instance;
+//! - `containerd`: starts, restarts, suspends, kills and removes an instance;
 //! - [`oci`] and [`images`]: image archives built without a registry;
 //! - [`import`](mod@import): imports an archive into any containerd, over any channel;
-//! - [`config`], [`cni`]: the files that containerd reads, rendered by pure functions;
-//! - [`cleanup`]: finds and removes the traces of an instance on the machine.
+//! - `config`, [`cni`]: the files that containerd reads, rendered by pure functions;
+//! - `cleanup`: finds and removes the traces of an instance on the machine.
 //!
-//! Life cycle: [`Containerd::start`] locks an index (see [`index`]), which determines the names of bridge,
+//! Life cycle: [`Containerd::start`] locks an index (see `index`), which determines the names of bridge,
 //! subnet and cgroup root. [`Containerd::down`] releases everything, including `net.ipv4.ip_forward`. An
 //! instance whose owner was killed is removed by the next start of any instance, unless it was started to be
 //! kept.

@@ -3,14 +3,14 @@
 //!
 //! - [`thresholds`]: the configured thresholds, checked and completed.
 //! - [`contradictions`]: thresholds that contradict each other, or the capacity of what they limit.
-//! - [`pressure::Pressure`]: which thresholds are crossed, for how long, and the conditions of the node that
+//! - `pressure::Pressure`: which thresholds are crossed, for how long, and the conditions of the node that
 //!   follow. Which pods the node takes under these conditions is decided in
 //!   `pod_sync_node_decisions::admission`.
 //! - [`layout`]: which file systems are shared, what can be reclaimed on each, and which files of pods are on
 //!   it.
 //! - [`rank`]: the order in which pods are evicted for a signal.
 //! - [`limits`]: pods above their own limits of local storage.
-//! - [`message`]: the kubelet's texts and annotations of an eviction.
+//! - `message`: the kubelet's texts and annotations of an eviction.
 //! - [`manager`]: one round of these decisions.
 //! - [`report`]: signals, thresholds and the next pod, for the operator.
 //!

@@ -362,7 +362,7 @@ impl ClaimInventory {
         claims.flat_map(|claim| claim.record.pods.iter().cloned()).collect()
     }
 
-    /// Returns the number of claims in use by driver, and of all as [`ANY_DRIVER`], as the kubelet counts
+    /// Returns the number of claims in use by driver, and of all as `ANY_DRIVER`, as the kubelet counts
     /// them: those that this process has prepared. A claim of the checkpoint does not count before the next
     /// start of a pod with it (`pkg/kubelet/cm/dra: claimsInUse`).
     #[must_use]

@@ -10,9 +10,9 @@
 //! Each registered plugin has a task that watches its connection, and one that follows the health of its
 //! devices. [`Claims::wipe_slices`] removes the ResourceSlices of drivers that stay away.
 //!
-//! Plain functions: [`requests`] has the claims that a pod and its containers need, [`ClaimInventory`]
+//! Plain functions: `requests` has the claims that a pod and its containers need, [`ClaimInventory`]
 //! decides on the calls, [`checkpoint`] is the kubelet's file, [`PluginList`] selects the plugin of a driver,
-//! [`health`] is the health of devices.
+//! `health` is the health of devices.
 
 // A value of a pod, a driver or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]

@@ -6,7 +6,7 @@
 //! container. A call of a plugin has a deadline and runs beside no other call of the same plugin, so that a
 //! plugin that hangs delays its own pods only.
 //!
-//! Plain functions: [`select()`] selects devices, [`hints`] are their NUMA nodes, [`DeviceInventory`] has the
+//! Plain functions: [`select()`] selects devices, `hints` are their NUMA nodes, [`DeviceInventory`] has the
 //! registered resources and who holds their devices, [`checkpoint`] is the kubelet's file, [`DeviceOptions`]
 //! is what a container needs to use its devices.
 

@@ -7,7 +7,7 @@
 //! that they share now.
 //!
 //! [`NodePlacement`] has the assignments, and decides: it is a plain function of them, of the requests of a
-//! pod and of the hints of its devices. [`start`] makes it from the configuration, the machine and the
+//! pod and of the hints of its devices. `start` makes it from the configuration, the machine and the
 //! kubelet's state files.
 
 // A value of a pod or a file must not end this process.

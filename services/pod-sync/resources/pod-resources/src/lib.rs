@@ -2,7 +2,7 @@
 //! claims, exclusive CPUs and memory of containers.
 //!
 //! [`PodResourcesApi`] serves at [`socket`]. It reads pods, devices and claims as they are, and keeps
-//! nothing. Answers are made one at a time, [`answers`] has their content. [`ExclusiveResources`] is the view
+//! nothing. Answers are made one at a time, `answers` has their content. [`ExclusiveResources`] is the view
 //! of the CPU and memory managers.
 //!
 //! Limits: calls per second for all clients, connections, calls per connection, and bytes of an answer. A

@@ -5,7 +5,7 @@
 //!   progress.
 //! - [`paths`] and [`volume_data`]: the kubelet's directories and files, so that a node can change agents
 //!   with volumes mounted.
-//! - [`mount`] and [`block`]: stage, publish, unpublish and unstage as lists of steps. Each step may be the
+//! - [`mount`] and `block`: stage, publish, unpublish and unstage as lists of steps. Each step may be the
 //!   last one before the process ends: every operation can be repeated from its start, and undone by its
 //!   counterpart.
 //! - [`reconstruct`]: the volumes that the directories describe, after a restart.

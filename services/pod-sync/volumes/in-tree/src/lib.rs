@@ -3,12 +3,12 @@
 //! `pkg/volume/fc`).
 //!
 //! - [`volume`]: what a PersistentVolume or a pod's volume describes.
-//! - [`mount`] and [`block`]: the operations. The directories are those of the kubelet ([`paths`]), so that a
+//! - [`mount`] and [`block`]: the operations. The directories are those of the kubelet (`paths`), so that a
 //!   node can change agents with volumes mounted. Every operation can be repeated from its start, and undone
 //!   by its counterpart.
-//! - [`disks`]: iSCSI and Fibre Channel disks, whose names and records are in [`iscsi`] and [`fc`], and their
+//! - `disks`: iSCSI and Fibre Channel disks, whose names and records are in [`iscsi`] and [`fc`], and their
 //!   devices in [`host`].
-//! - [`resize`]: file systems of `local` volumes, enlarged to the size of their devices.
+//! - `resize`: file systems of `local` volumes, enlarged to the size of their devices.
 //! - [`commands`]: mount(8) and the tools of file systems, which tests replace.
 //! - [`found`]: the volumes that the directories describe, after a restart.
 //! - [`translation`]: PersistentVolumes of types that are CSI drivers by now, translated as by the kubelet.

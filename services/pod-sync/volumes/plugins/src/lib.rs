@@ -2,7 +2,7 @@
 //!
 //! [`PluginManager`] is one task. It compares the sockets below the registration directory with the
 //! registered plugins, and deregisters before it registers ([`plan()`] decides). It reads the directory after
-//! each change and every [`manager::RESCAN`]. Each registration and deregistration runs in a task of its own,
+//! each change and every `manager::RESCAN`. Each registration and deregistration runs in a task of its own,
 //! at most one per socket; a failed one is retried with a back-off. A [`PluginHandler`] per plugin type does
 //! what the type needs. Stopping the manager deregisters nothing: plugins stay usable while the agent
 //! restarts.
