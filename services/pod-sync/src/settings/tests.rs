@@ -10,8 +10,7 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use super::*;
-use crate::admission::NodeAdmission;
-use crate::admission::NodeConditions;
+use crate::admission::{NodeAdmission, NodeConditions};
 use crate::pod_manager::Admission as _;
 use pod_sync_cri_config::resources::{ContainerPlacement, container_resources};
 use pod_sync_eviction::thresholds::Amount;

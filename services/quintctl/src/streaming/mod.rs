@@ -12,9 +12,8 @@ mod terminal;
 
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::args::paths::{CriSocket, Paths};
-use quintlet_proto::podsync::v1::GetPodRequest;
-use quintlet_proto::podsync::v1::PodView;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
+use quintlet_proto::podsync::v1::{GetPodRequest, PodView};
 use serde_json::Value;
 use tonic::transport::Channel;
 

@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use quintlet_e2e::bins::SERVICES;
 use quintlet_e2e::otlp::{Receiver, Span};
-use quintlet_e2e::page;
-use quintlet_e2e::{LONG, Node, Options, Seen, pods, until};
+use quintlet_e2e::{LONG, Node, Options, Seen, page, pods, until};
 use quintlet_localnode::images;
 use serde_json::{Value, json};
 

@@ -553,3 +553,25 @@ async fn every_waiting_reason_of_a_termination_and_for_other_pods_is_reported() 
     table.sim.wait_ready("w-service").await;
     table.end(&END).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_snapshot_of_a_watch_has_the_pods_in_the_order_of_their_names() {
+    let sim = Sim::start(Options::default()).await;
+    for name in ["c", "a", "b"] {
+        let _uid = sim.create(pods::single(name));
+        sim.wait_ready(name).await;
+    }
+    let mut client = PodSyncClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
+    let mut events = client.watch_pods(WatchPodsRequest::default()).await.unwrap().into_inner();
+    let mut names = Vec::new();
+    loop {
+        match events.message().await.unwrap().unwrap().event {
+            Some(Event::Pod(view)) => names.push(view.name),
+            Some(Event::SnapshotEnd(_)) => break,
+            _ => {}
+        }
+    }
+    assert_eq!(names, ["a", "b", "c"]);
+    drop(events);
+    sim.finish().await;
+}

@@ -168,7 +168,7 @@ fn text(value: &Option<String>) -> String {
 /// Returns the requests of a container by claim. An empty request stands for all devices of the claim.
 ///
 /// # Errors
-/// See `claim_name`.
+/// A claim has not been created yet, or its entry in the pod's spec has no supported field.
 pub fn container_requests(
     pod: &Pod,
     container: &Container,

@@ -1,10 +1,9 @@
 //! Reads the registration directory.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 /// Largest number of entries that are read below the registration directory.
 const MOST_ENTRIES: usize = 4096;
