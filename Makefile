@@ -24,7 +24,7 @@ ifeq ($(TEST),test)
 export RUST_TEST_THREADS ?= 1
 endif
 
-.PHONY: all install build quick pgo dist test-dist check check-files test soak flaky fuzz test-skew test-chart test-takeover test-devices idle-writes conformance test-runtimes histories vm bench bench-scale profile profile-heap run
+.PHONY: all install build quick pgo dist test-dist check check-files test soak flaky fuzz test-skew test-chart test-takeover test-devices test-certificates idle-writes conformance test-runtimes histories vm bench bench-scale profile profile-heap run
 
 all: build
 
@@ -37,6 +37,7 @@ build: install
 	$(CARGO) build --locked --release -p quintlet
 	scripts/shipped-names.py target/release/quintlet
 	scripts/shipped-flags.sh target/release/quintlet
+	scripts/shipped-size.sh target/release/quintlet
 	for bin in $(BINS); do ln -sf quintlet target/release/$$bin; done
 
 # The same binary without optimization, in target/quick: the profile of the tests, with the semantics of the release in the crates of this
@@ -139,6 +140,11 @@ test-takeover: quick
 test-devices: quick
 	scripts/install.sh test
 	$(STEP) "devices and claims" env BIN_DIR=$(QUICK_BIN_DIR) KUBERNETES=$(KUBERNETES) tests/cluster/devices.sh
+
+# Runs pods with certificates of their own and with trust bundles at a real API server. KUBERNETES is as for test-chart, without a kubelet. Needs root.
+test-certificates: quick
+	scripts/install.sh test
+	$(STEP) "certificates of pods" env BIN_DIR=$(QUICK_BIN_DIR) KUBERNETES=$(KUBERNETES) tests/cluster/certificates.sh
 
 # Measures for 20 minutes what a node at rest writes to its disk; STANDALONE=yes is a node without an API server. KUBERNETES is as for test-chart. Needs root.
 idle-writes: build
