@@ -47,7 +47,7 @@ reservedMemory:
 topologyManagerPolicy: single-numa-node
 END
     rm -f /var/lib/kubelet/cpu_manager_state /var/lib/kubelet/memory_manager_state
-    install -m 0755 $here/bin/device-plugin /usr/local/bin/device-plugin
+    install -m 0755 $here/bin/quintlet-device-plugin /usr/local/bin/device-plugin
     cat > /etc/systemd/system/device-plugin.service <<END
 [Service]
 ExecStartPre=/bin/sh -c 'until [ -S /var/lib/kubelet/device-plugins/kubelet.sock ]; do sleep 0.2; done; sleep 30'

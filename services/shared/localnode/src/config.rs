@@ -24,6 +24,9 @@ pub struct ContainerdSettings<'a> {
     pub cni_bin_dir: &'a Path,
     /// Directory of the instance's network configuration.
     pub cni_conf_dir: &'a Path,
+    /// Directory of the instance's files of the Container Device Interface (CDI), which containerd 1.7 and
+    /// later read.
+    pub cdi_dir: &'a Path,
     /// Image of the sandbox's own container.
     pub sandbox_image: &'a str,
     /// `overlayfs` or `native`.
@@ -115,6 +118,10 @@ fn plugins_v2(settings: &ContainerdSettings<'_>) -> Value {
     // NRI exists since 1.7. Its socket has a fixed path that the host's containerd may own.
     if settings.version.minor >= 7 {
         plugins["io.containerd.nri.v1.nri"] = json!({ "disable": true });
+        // containerd 1.7 leaves CDI devices out by default, 1.6 always.
+        let cri = &mut plugins["io.containerd.grpc.v1.cri"];
+        cri["enable_cdi"] = json!(true);
+        cri["cdi_spec_dirs"] = json!([settings.cdi_dir]);
     }
     plugins
 }
@@ -128,6 +135,7 @@ fn plugins_v3(settings: &ContainerdSettings<'_>) -> Value {
         "io.containerd.cri.v1.runtime": {
             "restrict_oom_score_adj": !settings.may_lower_oom_score,
             "netns_mounts_under_state_dir": true,
+            "cdi_spec_dirs": [settings.cdi_dir],
             "cni": cni(settings),
             "containerd": {
                 "default_runtime_name": "runc",
@@ -156,6 +164,7 @@ mod tests {
             runc: Path::new("/usr/sbin/runc"),
             cni_bin_dir: Path::new("/usr/lib/cni"),
             cni_conf_dir: Path::new("/n/cni/conf"),
+            cdi_dir: Path::new("/n/cdi"),
             sandbox_image: "registry.k8s.io/pause:3.10",
             snapshotter: "overlayfs",
             may_lower_oom_score,
@@ -182,6 +191,10 @@ mod tests {
             assert_eq!(runc["Root"].as_str(), Some("/n/state/runc"));
             assert_eq!(runc["SystemdCgroup"].as_bool(), Some(false));
             assert_eq!(plugins.contains_key("io.containerd.nri.v1.nri"), nri, "{major}.{minor}");
+            let cdi = plugins[cri].get("cdi_spec_dirs").and_then(|dirs| dirs[0].as_str());
+            assert_eq!(cdi, (minor != 6).then_some("/n/cdi"), "{major}.{minor}");
+            let enabled = plugins[cri].get("enable_cdi").and_then(toml::Value::as_bool);
+            assert_eq!(enabled, (minor == 7).then_some(true), "{major}.{minor}");
             assert_eq!(plugins["io.containerd.grpc.v1.cri"]["stream_server_port"].as_str(), Some("0"));
         }
     }

@@ -35,6 +35,9 @@ const TERM_GRACE: Duration = Duration::from_secs(3);
 /// Marker file in directories that were created for an instance and may be deleted.
 const MARKER: &str = ".quintlet-localnode";
 
+/// Directory of CDI files, in that of the instance.
+const CDI: &str = "cdi";
+
 /// Environment variable with the containerd binary, to run all tests with another version.
 pub const CONTAINERD_ENV: &str = "QUINTLET_CONTAINERD";
 
@@ -147,8 +150,9 @@ impl Containerd {
         };
         record.write(&dir)?;
 
-        let [root, state, conf, data] = ["root", "state", "cni/conf", "cni/data"].map(|d| dir.join(d));
-        for made in [&root, &state, &conf, &data] {
+        let [root, state, conf, data, cdi] =
+            ["root", "state", "cni/conf", "cni/data", CDI].map(|d| dir.join(d));
+        for made in [&root, &state, &conf, &data, &cdi] {
             make_dir(made, 0o711)?;
         }
         let iptables = host::iptables_works();
@@ -163,6 +167,7 @@ impl Containerd {
             runc: &runc,
             cni_bin_dir: &cni_bin_dir,
             cni_conf_dir: &conf,
+            cdi_dir: &cdi,
             sandbox_image: images::PAUSE,
             snapshotter: if host::overlay_works(&dir) { "overlayfs" } else { "native" },
             may_lower_oom_score: host::has_sys_resource(),
@@ -201,6 +206,12 @@ impl Containerd {
     /// Returns the directory of the instance.
     pub fn dir(&self) -> &Path {
         &self.traces.dir
+    }
+
+    /// Returns the directory of the instance's files of the Container Device Interface. containerd 1.6 does not
+    /// read them.
+    pub fn cdi_dir(&self) -> PathBuf {
+        self.traces.dir.join(CDI)
     }
 
     /// Returns the names of bridge, subnet and cgroup root.

@@ -5,6 +5,7 @@
 mod alerts;
 mod alone;
 mod api;
+mod cdi;
 mod change_of_agents;
 mod claims;
 mod clock;
