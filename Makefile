@@ -15,7 +15,7 @@ STEP := scripts/step.sh
 # Releases of Debian whose containerd `make test-runtimes` runs on: 1.7 and 2.
 RUNTIMES := trixie sid
 # Tests that every runtime must pass.
-RUNTIME_TESTS := start_stop:: exits:: manifests:: api::start kill:: races:: features:: housekeeping:: reboot:: resize::
+RUNTIME_TESTS := cdi:: start_stop:: exits:: manifests:: api::start kill:: races:: features:: housekeeping:: reboot:: resize::
 # End-to-end tests wait for most of their time, so more tests run at a time than there are processors.
 export NEXTEST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 TEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo nextest run || echo test)

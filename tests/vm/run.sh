@@ -116,11 +116,14 @@ done
 : > "$vm/console"
 say "booting with $accel; console in $vm/console"
 # Rows are `row|NAME|ok or FAILED|DETAIL`, beside `case|NAME|SECONDS`; the last line is `end|ok` or `end|FAILED`.
+# The machine may be slower than the default limits of units allow.
+slow="systemd.default_timeout_start_sec=1800 systemd.default_device_timeout_sec=1800"
+
 # boot: runs the machine until it is powered off.
 boot() {
     # shellcheck disable=SC2086
     timeout -k 10 "$limit" qemu-system-x86_64 -accel "$accel" -cpu "$cpu" $shape -display none -monitor none -nic none -pidfile "$vm/pid" \
-        -kernel "$vm/vmlinuz" -initrd "$vm/initrd.img" -append "root=/dev/vda rw console=ttyS0 quiet psi=1 panic=-1 systemd.show_status=no systemd.mask=serial-getty@ttyS0.service systemd.journald.forward_to_console=1" \
+        -kernel "$vm/vmlinuz" -initrd "$vm/initrd.img" -append "root=/dev/vda rw console=ttyS0 quiet psi=1 panic=-1 systemd.show_status=no systemd.mask=serial-getty@ttyS0.service systemd.journald.forward_to_console=1 $slow" \
         $disks -chardev "file,id=console,path=$vm/console,append=on" -serial chardev:console \
         -chardev "file,id=result,path=$vm/result,append=on" -serial chardev:result < /dev/null
 }

@@ -54,14 +54,13 @@ async fn main() -> anyhow::Result<()> {
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let sign = async {
         let signer = TestSigner::new();
-        while args.sign {
+        loop {
             signer.answer_all(&api, jiff::Timestamp::now(), LIFE);
             tokio::time::sleep(SIGN_EVERY).await;
         }
-        std::future::pending::<()>().await;
     };
     tokio::select! {
-        () = sign => {}
+        () = sign, if args.sign => {}
         interrupted = tokio::signal::ctrl_c() => interrupted?,
         _ = terminate.recv() => {}
     }
