@@ -116,6 +116,7 @@ done
 : > "$vm/console"
 say "booting with $accel; console in $vm/console"
 # Rows are `row|NAME|ok or FAILED|DETAIL`, beside `case|NAME|SECONDS`; the last line is `end|ok` or `end|FAILED`.
+
 # The machine may be slower than the default limits of units allow.
 slow="systemd.default_timeout_start_sec=1800 systemd.default_device_timeout_sec=1800"
 
@@ -128,8 +129,8 @@ boot() {
         -chardev "file,id=result,path=$vm/result,append=on" -serial chardev:result < /dev/null
 }
 
-# cut NUMBER: a time after the machine has begun its burst, ends it as a loss of power does. Fails if the machine ends before.
-cut() {
+# cut_power NUMBER: a time after the machine has begun its burst, ends it as a loss of power does. Fails if the machine ends before.
+cut_power() {
     until grep -Eq "^armed\|$1[^0-9]*\$" "$vm/result"; do
         kill -0 "$machine" 2> /dev/null || return 1
         sleep 0.2
@@ -143,12 +144,17 @@ cut() {
 
 [ "$kills" = 0 ] || say "SEED=$seed KILLS=$kills"
 status=0
+ended=
 for number in $(seq "$kills"); do
     boot &
     machine=$!
-    cut "$number" || { say "the machine ended before cut $number"; break; }
+    cut_power "$number" && continue
+    say "the machine ended before cut $number"
+    ended=yes
+    wait "$machine" || status=$?
+    break
 done
-boot || status=$?
+[ -n "$ended" ] || boot || status=$?
 [ "$status" = 0 ] || say "qemu ended with $status (124: not done after $limit s)"
 
 tr -d '\r' < "$vm/result" > "$vm/lines"
