@@ -1,4 +1,5 @@
-//! The device plugin as a program, for machines that restart: `device-plugin [--cdi] ROOT RESOURCE DEVICE...`.
+//! The device plugin as a program, for machines that restart:
+//! `device-plugin [--cdi] ROOT RESOURCE DEVICE...`.
 
 use std::error::Error;
 use std::path::PathBuf;

@@ -208,8 +208,8 @@ impl Containerd {
         &self.traces.dir
     }
 
-    /// Returns the directory of the instance's files of the Container Device Interface. containerd 1.6 does not
-    /// read them.
+    /// Returns the directory of the instance's files of the Container Device Interface. containerd 1.6 does
+    /// not read them.
     pub fn cdi_dir(&self) -> PathBuf {
         self.traces.dir.join(CDI)
     }
