@@ -28,7 +28,7 @@ run() {
     request POST /apis/node.k8s.io/v1/runtimeclasses \
         '{"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "crun"}, "handler": "crun"}' > /dev/null
     mount='{"volumeMounts": [{"name": "work", "mountPath": "/work"}]}'
-    probe='{"readinessProbe": {"exec": {"command": ["test", "-e", "/work/ready"]}, "periodSeconds": 2, "timeoutSeconds": 60, "failureThreshold": 100}}'
+    probe='{"readinessProbe": {"exec": {"command": ["test", "-e", "/work/ready"]}, "periodSeconds": 5, "timeoutSeconds": 60, "failureThreshold": 100}}'
     limits='{"resources": {"requests": {"cpu": "100m", "memory": "32Mi"}, "limits": {"cpu": "500m", "memory": "64Mi"}}}'
     pod crun "$(jq -nc --argjson init "$(script 'echo prepared > /work/init' "$mount" | jq -c '.name = "init"')" \
         --argjson main "$(script "trap 'exit 0' TERM; echo started; sleep 1; touch /work/ready; until [ -e /work/exit ]; do sleep 1 & wait; done; rm /work/exit; exit 3" "$mount")" \
