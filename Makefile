@@ -175,10 +175,13 @@ test-runtimes:
 # FROM=CASE those from one on, ACCEL=kvm uses KVM. NUMA=yes CASES=devices runs what needs two NUMA nodes.
 vm: build
 	scripts/install.sh vm
+	scripts/install.sh dist
 	$(CARGO) build --locked --release -p quintlet-testapi -p quintlet-device-plugin
 	quota_test=$$($(CARGO) test --locked --no-run --lib -p pod-sync-direct-volumes 2>&1 | sed -n 's/.*Executable.*(\(.*\))$$/\1/p') && \
-	BIN_DIR=$(CURDIR)/target/release QUOTA_TEST=$$quota_test CASES="$(CASES)" FROM="$(FROM)" ACCEL="$(ACCEL)" NUMA="$(NUMA)" tests/vm/run.sh
+	BIN_DIR=$(CURDIR)/target/release QUOTA_TEST=$$quota_test CASES="$(CASES)" FROM="$(FROM)" ACCEL="$(ACCEL)" NUMA="$(NUMA)" KILLS="$(KILLS)" SEED="$(SEED)" tests/vm/run.sh
 	[ -n "$(CASES)" ] || BIN_DIR=$(CURDIR)/target/release CASES=devices ACCEL="$(ACCEL)" NUMA=yes tests/vm/run.sh
+	[ -n "$(CASES)" ] || BIN_DIR=$(CURDIR)/target/release CASES=package ACCEL="$(ACCEL)" tests/vm/run.sh
+	[ -n "$(CASES)" ] || BIN_DIR=$(CURDIR)/target/release CASES=power KILLS="$(KILLS)" SEED="$(SEED)" ACCEL="$(ACCEL)" tests/vm/run.sh
 
 # Runs CASES random histories of a simulated node (`make test`: 60). A failure prints its seed. Needs root.
 histories:

@@ -11,8 +11,8 @@ mkdir -p $state
 
 boots=$(($(cat $state/boots 2> /dev/null || echo 0) + 1))
 echo $boots > $state/boots
-# Each case reboots once at most.
-[ $boots -le 5 ] || { row "boots" FAILED "$boots"; end; }
+# Each case reboots once at most, and the case power as often as the power is cut.
+[ $boots -le $((5 + $(cat $here/kills))) ] || { row "boots" FAILED "$boots"; end; }
 
 . $here/setup.sh
 [ -e $state/set-up ] || set_up
@@ -26,9 +26,9 @@ for case in $(cat $here/list); do
         rebooted
     else
         run
-        # The machine goes down, and this process with it.
-        [ ! -e $state/reboots ] || exit 0
     fi
+    # The machine goes down, and this process with it.
+    [ ! -e $state/reboots ] || exit 0
     echo "$case" >> $state/done
     tidy
 done

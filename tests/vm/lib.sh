@@ -3,6 +3,7 @@
 result=/dev/ttyS1
 units="cri-proxy pleg-service probe-service status-reporter node-api pod-sync"
 api=http://127.0.0.1:8081
+[ ! -d $here/packages ] || api=https://127.0.0.1:8081
 node=quintlet-vm
 manifests=/etc/kubernetes/manifests
 cgroups=/sys/fs/cgroup
@@ -88,7 +89,7 @@ near() {
 request() {
     kind=application/json
     [ "$1" != PATCH ] || kind=application/merge-patch+json
-    curl -sS --fail-with-body --max-time 60 -X "$1" -H "content-type: $kind" "$api$2" ${3:+--data-binary "$3"}
+    curl -sS --insecure --fail-with-body --max-time 60 -X "$1" -H "content-type: $kind" "$api$2" ${3:+--data-binary "$3"}
 }
 
 # create FILE: creates the objects of a JSON file with a list of {path, object}.

@@ -1,4 +1,5 @@
-# set_up: the machine, the package and its configuration. Everything is a unit or a file, so that it is there after a reboot.
+# set_up: the machine, the package and its configuration. Everything is a unit or a file, so that it is there after a reboot. With packages, they
+# are installed and the node joins by a token; otherwise their files are copied.
 
 # image NAME TREE CONFIG: an image of one layer for containerd.
 image() {
@@ -10,6 +11,40 @@ image() {
     printf '[{"Config":"config.json","RepoTags":["%s"],"Layers":["layer.tar"]}]' "$1" > /tmp/image/manifest.json
     tar -C /tmp/image -cf /tmp/image.tar manifest.json config.json layer.tar
     ctr -n k8s.io images import /tmp/image.tar
+}
+
+# The steps of a package installation, of files.
+install_files() {
+    install -m 0755 $here/bin/quintlet /usr/bin/quintlet
+    for name in cri-proxy pleg-service probe-service status-reporter node-api pod-sync quintctl; do ln -sf quintlet /usr/bin/$name; done
+    install -m 0644 $here/systemd/*.service $here/systemd/*.target /usr/lib/systemd/system/
+    install -m 0644 $here/systemd/quintlet.sysusers /usr/lib/sysusers.d/quintlet.conf
+    install -m 0644 $here/systemd/quintlet.tmpfiles /usr/lib/tmpfiles.d/quintlet.conf
+    install -m 0644 $here/systemd/quintlet.env /etc/default/quintlet
+    systemd-sysusers quintlet.conf
+    systemd-tmpfiles --create quintlet.conf
+}
+
+is_nothing_enabled() {
+    systemctl list-unit-files 'quintlet*' --no-legend --no-pager | tee /tmp/unit-files
+    grep -q 'quintlet.target' /tmp/unit-files && ! grep -q ' enabled ' /tmp/unit-files && [ ! -e /run/quintlet/cri/admin/socket ]
+}
+
+# The steps of docs/installing.md and docs/joining.md.
+install_packages() {
+    dpkg -i $here/packages/quintlet_*.deb > /tmp/last 2>&1
+    check "the .deb is installed" "$(tail -n 1 /tmp/last)" dpkg-query -W quintlet
+    check "it enables and starts nothing" "" is_nothing_enabled
+    sed -i "s|^ExecStart=.*|& --tls --certificate /var/lib/vm/testapi.pem --sign|" /etc/systemd/system/testapi.service
+}
+
+# join: with a token that the API server does not check.
+join() {
+    jq '.users[0].user = {token: "abcdef.0123456789abcdef"}' /etc/quintlet/kubeconfig > /etc/kubernetes/bootstrap-kubelet.conf
+    chmod 0600 /etc/kubernetes/bootstrap-kubelet.conf
+    of_pod_sync="--bootstrap-kubeconfig /etc/kubernetes/bootstrap-kubelet.conf --kubeconfig /etc/kubernetes/kubelet.conf"
+    sed -i -e "/^POD_SYNC_ARGS=/s|--kubeconfig /etc/quintlet/kubeconfig|$of_pod_sync|" \
+        -e 's|--kubeconfig /etc/quintlet/kubeconfig|--kubeconfig /run/quintlet/credentials/kubeconfig|' /etc/default/quintlet
 }
 
 set_up() {
@@ -40,19 +75,12 @@ set_up() {
     install -m 0644 $here/testapi.service /etc/systemd/system/testapi.service
     systemd-analyze --version > /dev/null
 
-    # Steps of a package installation.
-    install -m 0755 $here/bin/quintlet /usr/bin/quintlet
-    for name in cri-proxy pleg-service probe-service status-reporter node-api pod-sync quintctl; do ln -sf quintlet /usr/bin/$name; done
-    install -m 0644 $here/systemd/*.service $here/systemd/*.target /usr/lib/systemd/system/
-    install -m 0644 $here/systemd/quintlet.sysusers /usr/lib/sysusers.d/quintlet.conf
-    install -m 0644 $here/systemd/quintlet.tmpfiles /usr/lib/tmpfiles.d/quintlet.conf
-    install -m 0644 $here/systemd/quintlet.env /etc/default/quintlet
-    systemd-sysusers quintlet.conf
-    systemd-tmpfiles --create quintlet.conf
+    if [ -d $here/packages ]; then install_packages; else install_files; fi
     # Steps of the operator, from docker/systemd/quintlet.env.
     systemctl daemon-reload
     systemctl enable --now --quiet testapi
     until_true 120 test -s /etc/quintlet/kubeconfig
+    [ ! -d $here/packages ] || join
     cp $here/pods/vm.yaml $manifests/vm.yaml
     install -D -m 0644 $here/config.yaml /etc/quintlet/config.yaml
     sed -i 's|^QUINTLET_CONFIG_ARGS=.*|QUINTLET_CONFIG_ARGS=--config /etc/quintlet/config.yaml|' /etc/default/quintlet

@@ -135,6 +135,14 @@ impl TestApi {
         Ok(api)
     }
 
+    /// Serves the certificate of this file in this process, which is created if the file does not exist.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be read or written, is invalid, or another certificate was served before.
+    pub fn keep_certificate(path: &Path) -> io::Result<()> {
+        tls::keep(path)
+    }
+
     /// `http://127.0.0.1:<port>`.
     #[must_use]
     pub fn url(&self) -> String {

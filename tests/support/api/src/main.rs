@@ -7,10 +7,11 @@
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
-use quintlet_testapi::{Options, TestApi};
+use quintlet_testapi::{Options, TestApi, TestSigner};
 
 /// A test API server that behaves as kube-apiserver does towards a node agent. Everything is in memory.
 #[derive(Parser)]
@@ -24,11 +25,26 @@ struct Args {
     /// Serve HTTPS with a certificate the kubeconfig trusts.
     #[arg(long)]
     tls: bool,
+    /// Keep the certificate of --tls and its key in this file, for the next start.
+    #[arg(long, requires = "tls")]
+    certificate: Option<PathBuf>,
+    /// Sign all CertificateSigningRequests.
+    #[arg(long)]
+    sign: bool,
 }
+
+/// Interval between checks for CertificateSigningRequests.
+const SIGN_EVERY: Duration = Duration::from_millis(200);
+
+/// Life of the signed certificates.
+const LIFE: Duration = Duration::from_hours(24);
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
+    if let Some(path) = &args.certificate {
+        TestApi::keep_certificate(path).with_context(|| format!("certificate in {}", path.display()))?;
+    }
     let options = Options { listen: args.listen, tls: args.tls, ..Options::default() };
     let api = TestApi::start_with(options).await.with_context(|| format!("listen on {}", args.listen))?;
     if let Some(path) = &args.kubeconfig {
@@ -36,7 +52,15 @@ async fn main() -> anyhow::Result<()> {
     }
     writeln!(std::io::stdout(), "{}", api.url()).context("write the URL")?;
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let sign = async {
+        let signer = TestSigner::new();
+        loop {
+            signer.answer_all(&api, jiff::Timestamp::now(), LIFE);
+            tokio::time::sleep(SIGN_EVERY).await;
+        }
+    };
     tokio::select! {
+        () = sign, if args.sign => {}
         interrupted = tokio::signal::ctrl_c() => interrupted?,
         _ = terminate.recv() => {}
     }
