@@ -13,9 +13,9 @@ logs_of() {
     [ "$(cat /tmp/log)" = "$2" ]
 }
 
-# runs_command POD COMMAND OUTPUT: a command in the container, run by the node.
-runs_command() {
-    request POST "/api/v1/nodes/$node/proxy/run/default/$1/main?cmd=cat&cmd=$2" | tee /tmp/output
+# has_file POD FILE CONTENT: as a command in the container shows it, run by the node.
+has_file() {
+    request POST "/api/v1/nodes/$node/proxy/run/default/$1/main?cmd=cat%20$2" | tee /tmp/output
     [ "$(cat /tmp/output)" = "$3" ]
 }
 
@@ -37,7 +37,7 @@ run() {
     becomes 300 "a pod with an init container and an exec probe is Ready with crun" is_ready_pod crun
     becomes 30 "its container runs in crun" runs_in crun crun
     becomes 30 "that of the first pod in runc" runs_in runc "vm-$node"
-    becomes 30 "the init container's file is there for exec" runs_command crun /work/init prepared
+    becomes 30 "the init container's file is there for exec" has_file crun /work/init prepared
     becomes 30 "the log has its line" logs_of crun started
     check "memory.max of the container" "" has "$(scope_of crun)/memory.max" $((64 << 20))
     check "cpu.max of the container" "" has "$(scope_of crun)/cpu.max" "50000 100000"
