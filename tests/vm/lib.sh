@@ -20,9 +20,10 @@ row() {
 
 # check NAME DETAIL COMMAND...: a row that is ok when the command succeeds.
 check() {
-    name=$1 detail=$2
+    # The variables of cases are in the same shell.
+    row_of_check=$1 detail_of_check=$2
     shift 2
-    if "$@"; then row "$name" ok "$detail"; else row "$name" FAILED "$detail"; fi
+    if "$@"; then row "$row_of_check" ok "$detail_of_check"; else row "$row_of_check" FAILED "$detail_of_check"; fi
 }
 
 # until_true SECONDS COMMAND...: waits for the command to succeed.
@@ -38,11 +39,11 @@ until_true() {
 # becomes SECONDS NAME COMMAND...: a row that is ok once the command succeeds, with the last line of what it printed. Commands are
 # not repeated for the row: on a slow machine the next result may be late again.
 becomes() {
-    limit_of_row=$1 name=$2
+    limit_of_row=$1 row_of_wait=$2
     shift 2
     verdict=ok
     until_true "$limit_of_row" "$@" || verdict=FAILED
-    row "$name" $verdict "$(tail -n 1 /tmp/last | tr '|' ' ')"
+    row "$row_of_wait" $verdict "$(tail -n 1 /tmp/last | tr '|' ' ')"
 }
 
 # Ends the machine, with logs if a row failed.
