@@ -186,8 +186,6 @@ for name in pod-sync cri-proxy pleg-service probe-service status-reporter node-a
 done
 # The node observes its pods anew.
 wait_for 60 pgrep -P "$pid_quintlet" -x pod-sync
-for name in ed25519 rsa4096 bundles; do wait_for 60 is_ready "$name" || fail "$name is not Ready after the kills"; done
-[ "$before" = "$(pods)" ] || fail "pods changed: before $before, now $(pods)"
 # The key of a request is in memory. So the certificates are requested anew, and the old ones stay until then.
 has_subject() {
     inside "$1" bundle.pem | openssl x509 -noout -subject -nameopt RFC2253 | grep -x "subject=CN=$2"
@@ -195,6 +193,8 @@ has_subject() {
 decided ed25519
 issue "$request"
 wait_for 120 has_subject ed25519 "$request" || fail "the certificate that was requested anew does not reach the file"
+for name in ed25519 rsa4096 bundles; do wait_for 60 is_ready "$name" || fail "$name is not Ready after the kills"; done
+[ "$before" = "$(pods)" ] || fail "pods changed: before $before, now $(pods)"
 
 say "warnings of the node:"
 grep ' WARN \|"WARN"' "$work/logs/quintlet.log" | cut -c1-300 | sort | uniq -c | head -n 20 || true
