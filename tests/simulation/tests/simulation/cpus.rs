@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::devices::{DEVICE, devices_of, start_plugin_with, wait_node};
+use crate::edges;
 
 const UPDATE: Method = Method::UpdateContainerResources;
 const STATIC: &str = "--cpu-manager-policy=static";
@@ -394,6 +395,34 @@ async fn the_memory_of_a_guaranteed_pod_is_not_resized_with_the_policy_static() 
     resize(&sim, "web", "1", "32Mi");
     sim.wait_pod("web", "it is as before", |seen| is_resized(seen, "1", "32Mi")).await;
     assert_eq!((state(), sim.instances(&uid)), kept);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_boot_with_other_sizes_of_numa_nodes_keeps_the_memory_of_pods() {
+    let args = [
+        "--memory-manager-policy=Static",
+        "--kube-reserved=memory=100Mi",
+        "--reserved-memory=0:memory=100Mi",
+    ];
+    let sim = start(Options::default(), PAIR, &args).await;
+    let uid = sim.create(guaranteed("web", "1"));
+    sim.wait_ready("web").await;
+    let table = || {
+        let text = std::fs::read(sim.root_dir().join("memory_manager_state")).unwrap();
+        let state: Value = serde_json::from_slice(&text).unwrap();
+        let table = &state["machineState"]["0"]["memoryMap"]["memory"];
+        ["total", "reserved"].map(|size| table[size].as_u64().unwrap() >> 20)
+    };
+    assert_eq!(table(), [4096, 32]);
+    edges::go_down(&sim).await;
+    let node = sim.root_dir().with_file_name("sys").join("devices/system/node/node0");
+    std::fs::write(node.join("meminfo"), "Node 0 MemTotal: 4190208 kB").unwrap();
+    sim.start_all();
+    let is_back = |pod: &Seen| pod.is_ready() && pod.restarts() == 1;
+    sim.wait_pod("web", "Ready again", is_back).await;
+    assert_eq!(resources(&sim, &uid, "web").cpuset_mems, "0");
+    assert_eq!(table(), [4092, 32]);
     sim.finish().await;
 }
 

@@ -1,6 +1,7 @@
 //! Reasons why a container gets no memory, or why a state file cannot be used.
 
 use pod_sync_decisions::status::KillCause;
+use pod_sync_machine::{NumaNode, NumaNodes};
 
 use crate::kind::MemoryKind;
 
@@ -113,7 +114,68 @@ pub enum InvalidMemoryState {
         /// Kind of memory of the assignment.
         kind: MemoryKind,
     },
-    /// The memory of the machine or its reservation have changed, or the assignments do not add up.
-    #[error("[memorymanager] the expected machine state is different from the real one")]
-    OtherMachine,
+    /// The reservation, the huge pages or the NUMA nodes have changed, or the assignments do not add up.
+    #[error("[memorymanager] the expected machine state is different from the real one: {0}")]
+    OtherMachine(#[from] StateDifference),
+}
+
+/// How a state file differs from the machine.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StateDifference {
+    /// NUMA nodes have come or gone.
+    #[error("NUMA nodes {recorded} are recorded, the machine has {found}")]
+    Nodes {
+        /// NUMA nodes of the state file.
+        recorded: NumaNodes,
+        /// NUMA nodes of the machine.
+        found: NumaNodes,
+    },
+    /// A NUMA node has another size.
+    #[error("NUMA node {node} had {recorded} bytes of {kind} {use}, now {found}", use = field.text())]
+    Size {
+        /// The NUMA node.
+        node: NumaNode,
+        /// The kind of memory.
+        kind: MemoryKind,
+        /// Which size it is.
+        field: SizeField,
+        /// Bytes of the state file.
+        recorded: u64,
+        /// Bytes of the machine.
+        found: u64,
+    },
+    /// The assignments of a NUMA node are not the ones that are taken from it.
+    #[error("the assignments on NUMA node {0} do not add up to what it has given")]
+    Assignments(NumaNode),
+    /// What containers have does not fit.
+    #[error("NUMA nodes {nodes} lack {missing} bytes of {kind} for their assignments")]
+    TooSmall {
+        /// NUMA nodes whose memory is given together.
+        nodes: NumaNodes,
+        /// The kind that is short.
+        kind: MemoryKind,
+        /// Bytes that are missing.
+        missing: u64,
+    },
+}
+
+/// A size of a NUMA node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SizeField {
+    /// The whole size.
+    Total,
+    /// What no pod gets.
+    SystemReserved,
+    /// What pods can get.
+    Allocatable,
+}
+
+impl SizeField {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Total => "in total",
+            Self::SystemReserved => "reserved",
+            Self::Allocatable => "for pods",
+        }
+    }
 }

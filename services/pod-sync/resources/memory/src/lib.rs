@@ -18,7 +18,7 @@ mod requests;
 mod reserved;
 
 pub use crate::blocks::{MemoryAssignments, MemoryBlock};
-pub use crate::error::{EmptyPodMemory, InvalidMemoryState, MemoryError};
+pub use crate::error::{EmptyPodMemory, InvalidMemoryState, MemoryError, SizeField, StateDifference};
 pub use crate::kind::MemoryKind;
 pub use crate::manager::MemoryManager;
 pub use crate::node_table::{MemoryTable, NodeTable, NodeTables};

@@ -6,7 +6,7 @@ use pod_sync_machine::NumaNodes;
 use pod_sync_topology::{ContainerKind, Hint, Hints, PodLevel, RequestScope};
 
 use crate::blocks::{MemoryAssignments, MemoryBlock};
-use crate::error::{InvalidMemoryState, MemoryError};
+use crate::error::{InvalidMemoryState, MemoryError, StateDifference};
 use crate::kind::MemoryKind;
 use crate::node_table::NodeTables;
 use crate::requests::{MemoryRequest, PodMemoryRequests};
@@ -29,8 +29,10 @@ impl MemoryManager {
     pub const POLICY: &'static str = "Static";
 
     /// Returns a manager that continues with the content of the state file, which may be empty
-    /// (`validateState`). `unused` is the memory of this machine. The memory of whole pods is free if `level`
-    /// has none, or if no container is left.
+    /// (`validateState`). `unused` is the memory of this machine. NUMA nodes may have more or less memory than
+    /// recorded as long as the assignments fit: it differs by some MiB from one boot to the next, since the
+    /// kernel is loaded at another address. The memory of whole pods is free if `level` has none, or if no
+    /// container is left.
     ///
     /// # Errors
     /// See [`InvalidMemoryState`]. The node must be drained, and the file removed.
@@ -41,28 +43,19 @@ impl MemoryManager {
         level: PodLevel,
     ) -> Result<Self, InvalidMemoryState> {
         let ended = assignments.remove_ended_pods();
-        let mut expected = unused;
-        for (pod, container, blocks) in assignments.taken() {
-            let (pod, container) = (pod.to_owned(), container.to_owned());
-            for block in blocks {
-                if !block.nodes.is_subset(expected.nodes()) {
-                    return Err(InvalidMemoryState::UnknownNode { pod, container });
-                }
-                let has_kind =
-                    |node| expected.0.get(&node).is_some_and(|t| t.kinds.contains_key(&block.kind));
-                if !block.nodes.iter().all(has_kind) {
-                    return Err(InvalidMemoryState::UnknownKind { pod, container, kind: block.kind.clone() });
-                }
-                expected.take(block.nodes, &block.kind, block.bytes);
-            }
-        }
+        let expected = with_assignments(unused.with_memory_of(&restored), &assignments)?;
         let has_assignments = assignments.taken().next().is_some();
-        let tables = match (restored.0.is_empty(), has_assignments) {
-            (true, true) => return Err(InvalidMemoryState::NoNodes),
-            (true, false) => expected,
-            (false, _) => {
-                without_ended_pods(restored, &expected, &ended).ok_or(InvalidMemoryState::OtherMachine)?
-            }
+        let tables = if restored.0.is_empty() && has_assignments {
+            return Err(InvalidMemoryState::NoNodes);
+        } else if restored.0.is_empty() {
+            unused
+        } else if restored.sizes() == unused.sizes() {
+            without_ended_pods(restored, &expected, &ended)?
+        } else {
+            without_ended_pods(restored, &expected, &ended)?;
+            let tables = with_assignments(unused, &assignments)?;
+            tables.check_given(&expected)?;
+            tables
         };
         let mut manager = Self { tables, assignments, reusable: None };
         if level == PodLevel::Unmanaged {
@@ -360,17 +353,36 @@ impl MemoryManager {
     }
 }
 
-/// Returns the memory of a state file without that of the pods that have ended, or `None` if the rest is not
-/// `expected`. A kubelet removes the last container, frees the memory and removes the pod with three writes:
-/// the memory of most pods is free already, and that of the last one may not be.
+/// Takes the memory of all assignments.
+fn with_assignments(
+    mut tables: NodeTables,
+    assignments: &MemoryAssignments,
+) -> Result<NodeTables, InvalidMemoryState> {
+    for (pod, container, blocks) in assignments.taken() {
+        let (pod, container) = (pod.to_owned(), container.to_owned());
+        for MemoryBlock { nodes, kind, bytes } in blocks.iter().cloned() {
+            if !nodes.is_subset(tables.nodes()) {
+                return Err(InvalidMemoryState::UnknownNode { pod, container });
+            }
+            let has_kind = |node| tables.0.get(&node).is_some_and(|table| table.kinds.contains_key(&kind));
+            if !nodes.iter().all(has_kind) {
+                return Err(InvalidMemoryState::UnknownKind { pod, container, kind });
+            }
+            tables.take(nodes, &kind, bytes);
+        }
+    }
+    Ok(tables)
+}
+
+/// Returns the memory of a state file without that of the pods that have ended. A kubelet removes the last
+/// container, frees the memory and removes the pod with three writes: the memory of most pods is free
+/// already, and that of the last one may not be.
 fn without_ended_pods(
     restored: NodeTables,
     expected: &NodeTables,
     ended: &[Vec<MemoryBlock>],
-) -> Option<NodeTables> {
-    if restored.is_equivalent(expected) {
-        return Some(restored);
-    }
+) -> Result<NodeTables, StateDifference> {
+    let Err(difference) = restored.compare(expected) else { return Ok(restored) };
     let without = |blocks: &Vec<MemoryBlock>| {
         let mut with_pod = expected.clone();
         for block in blocks {
@@ -380,9 +392,9 @@ fn without_ended_pods(
         for block in blocks {
             tables.give_back(block.nodes, &block.kind, block.bytes);
         }
-        (restored.is_equivalent(&with_pod) && tables.is_equivalent(expected)).then_some(tables)
+        (restored.compare(&with_pod).is_ok() && tables.compare(expected).is_ok()).then_some(tables)
     };
-    ended.iter().find_map(without)
+    ended.iter().find_map(without).ok_or(difference)
 }
 
 fn blocks_on(nodes: NumaNodes, amounts: &Amounts) -> Vec<MemoryBlock> {

@@ -1,12 +1,13 @@
 //! The memory of each NUMA node, and how much of it is free
 //! (`pkg/kubelet/cm/memorymanager/state: NUMANodeMap`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use pod_sync_machine::{Machine, NumaNode, NumaNodes};
 
+use crate::error::{SizeField, StateDifference};
 use crate::kind::MemoryKind;
-use crate::reserved::ReservedMemory;
+use crate::reserved::{Amounts, ReservedMemory};
 
 /// Memory of one kind on a NUMA node, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -151,25 +152,88 @@ impl NodeTables {
         }
     }
 
-    /// Returns whether both are the same but for the nodes of a group that memory comes from
-    /// (`areMachineStatesEqual`).
-    pub(crate) fn is_equivalent(&self, other: &Self) -> bool {
-        let sums = |tables: &Self, group: NumaNodes, kind: &MemoryKind| {
-            (tables.sum(group, kind, |table| table.free), tables.sum(group, kind, |table| table.reserved))
+    /// Returns these tables, which have no assignments, with as much ordinary memory as `recorded` has.
+    pub(crate) fn with_memory_of(&self, recorded: &Self) -> Self {
+        let kind = MemoryKind::memory();
+        let node = |(number, table): (&NumaNode, &NodeTable)| {
+            let mut table = table.clone();
+            let recorded = recorded.0.get(number).and_then(|recorded| recorded.kinds.get(&kind));
+            if let (Some(recorded), Some(found)) = (recorded, table.kinds.get(&kind)) {
+                let pages = table.kinds.iter().filter(|(other, _)| **other != kind);
+                let in_pages = pages.fold(0_u64, |sum, (_, pages)| sum.saturating_add(pages.total));
+                let memory = MemoryTable::new(recorded.total, found.system_reserved, in_pages);
+                table.kinds.insert(kind.clone(), memory);
+            }
+            (*number, table)
         };
-        let is_same = |(node, table): (&NumaNode, &NodeTable)| {
-            let Some(found) = other.0.get(node) else { return false };
-            let sizes = |table: &NodeTable| -> Vec<(MemoryKind, [u64; 3])> {
-                let sizes = |t: &MemoryTable| [t.total, t.system_reserved, t.allocatable];
-                table.kinds.iter().map(|(kind, table)| (kind.clone(), sizes(table))).collect()
-            };
-            (table.assignments, table.group) == (found.assignments, found.group)
-                && sizes(table) == sizes(found)
-                && table
-                    .kinds
-                    .keys()
-                    .all(|kind| sums(self, table.group, kind) == sums(other, table.group, kind))
-        };
-        self.0.len() == other.0.len() && self.0.iter().all(is_same)
+        Self(self.0.iter().map(node).collect())
     }
+
+    /// Returns the size of each kind of memory on each node.
+    #[must_use]
+    pub fn sizes(&self) -> BTreeMap<NumaNode, Amounts> {
+        let sizes =
+            |table: &NodeTable| table.kinds.iter().map(|(kind, table)| (kind.clone(), table.total)).collect();
+        self.0.iter().map(|(node, table)| (*node, sizes(table))).collect()
+    }
+
+    /// Returns whether these nodes have given as much as those of other sizes.
+    ///
+    /// # Errors
+    /// Returns the first nodes that could not.
+    pub(crate) fn check_given(&self, other: &Self) -> Result<(), StateDifference> {
+        let groups = other.0.values().flat_map(|table| table.kinds.keys().map(|kind| (table.group, kind)));
+        for (nodes, kind) in groups {
+            let given = |tables: &Self| tables.sum(nodes, kind, |table| table.reserved);
+            let missing = given(other).saturating_sub(given(self));
+            if missing > 0 {
+                return Err(StateDifference::TooSmall { nodes, kind: kind.clone(), missing });
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the tables of a state file with those of the machine (`areMachineStatesEqual`). Which nodes of
+    /// a group memory comes from does not count.
+    ///
+    /// # Errors
+    /// Returns the first difference.
+    pub(crate) fn compare(&self, machine: &Self) -> Result<(), StateDifference> {
+        let (recorded, found) = (self.nodes(), machine.nodes());
+        if recorded != found {
+            return Err(StateDifference::Nodes { recorded, found });
+        }
+        self.0.iter().zip(machine.0.values()).try_for_each(|((node, recorded), found)| {
+            compare_sizes(*node, recorded, found)?;
+            let given = |tables: &Self| -> Vec<(MemoryKind, [u64; 2])> {
+                let sums = |kind| {
+                    let free = tables.sum(recorded.group, kind, |table| table.free);
+                    [free, tables.sum(recorded.group, kind, |table| table.reserved)]
+                };
+                recorded.kinds.keys().map(|kind| (kind.clone(), sums(kind))).collect()
+            };
+            let is_same = (recorded.assignments, recorded.group) == (found.assignments, found.group)
+                && given(self) == given(machine);
+            if is_same { Ok(()) } else { Err(StateDifference::Assignments(*node)) }
+        })
+    }
+}
+
+/// Compares the sizes of each kind of memory. A kind that one side does not have is empty.
+fn compare_sizes(node: NumaNode, recorded: &NodeTable, found: &NodeTable) -> Result<(), StateDifference> {
+    let kinds: BTreeSet<&MemoryKind> = recorded.kinds.keys().chain(found.kinds.keys()).collect();
+    for kind in kinds {
+        let table = |node: &NodeTable| node.kinds.get(kind).copied().unwrap_or_default();
+        let (recorded, found) = (table(recorded), table(found));
+        for (field, recorded, found) in [
+            (SizeField::Total, recorded.total, found.total),
+            (SizeField::SystemReserved, recorded.system_reserved, found.system_reserved),
+            (SizeField::Allocatable, recorded.allocatable, found.allocatable),
+        ] {
+            if recorded != found {
+                return Err(StateDifference::Size { node, kind: kind.clone(), field, recorded, found });
+            }
+        }
+    }
+    Ok(())
 }

@@ -1,13 +1,16 @@
 //! The kubelet's state files `cpu_manager_state` and `memory_manager_state` in the root directory.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use pod_sync_cpus::checkpoint::{self as cpu_file, CpuCheckpointError};
 use pod_sync_cpus::{CpuAssignments, CpuManager, CpuOptionError, InvalidCpuState, PolicyError, StaticPolicy};
-use pod_sync_machine::DiscoverError;
+use pod_sync_machine::{DiscoverError, NumaNode};
 use pod_sync_memory::checkpoint::{self as memory_file, MemoryCheckpointError};
-use pod_sync_memory::{InvalidMemoryState, MemoryAssignments, MemoryManager, NodeTables, ReservedError};
+use pod_sync_memory::{
+    Amounts, InvalidMemoryState, MemoryAssignments, MemoryKind, MemoryManager, NodeTables, ReservedError,
+};
 use pod_sync_records::StateFile;
 use pod_sync_topology::{PodLevel, TopologyOptionError, UnsupportedMachine};
 use quintlet_kit::failpoint;
@@ -201,6 +204,28 @@ pub(crate) fn restore_memory(
     let restored =
         restored.map_err(|reason| StartError::MemoryCheckpoint { path: path.to_owned(), reason })?;
     let (tables, assignments) = restored.unwrap_or_default();
+    let recorded = tables.sizes();
     let manager = unused.map(|unused| MemoryManager::new(unused, tables, assignments, level)).transpose();
-    manager.map_err(|reason| StartError::MemoryState { path: path.to_owned(), reason })
+    let manager = manager.map_err(|reason| StartError::MemoryState { path: path.to_owned(), reason })?;
+    if let Some(manager) = &manager {
+        log_other_sizes(&recorded, &manager.tables().sizes());
+    }
+    Ok(manager)
+}
+
+fn log_other_sizes(recorded: &BTreeMap<NumaNode, Amounts>, found: &BTreeMap<NumaNode, Amounts>) {
+    let memory = MemoryKind::memory();
+    for (node, sizes) in recorded {
+        let found = found.get(node).and_then(|sizes| sizes.get(&memory));
+        if let (Some(recorded), Some(found)) = (sizes.get(&memory), found)
+            && recorded != found
+        {
+            tracing::info!(
+                numa_node = %node,
+                recorded,
+                found,
+                "a NUMA node has another size than recorded, the assignments fit"
+            );
+        }
+    }
 }

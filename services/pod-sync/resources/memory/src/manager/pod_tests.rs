@@ -135,7 +135,7 @@ fn a_pod_without_containers_ends_wherever_a_kubelet_crashed() {
         let mut changed = all.tables().clone();
         changed.take(blocks[0].nodes, &blocks[0].kind, 1);
         let refused = MemoryManager::new(unused(2), changed, lost, PodLevel::Pod).unwrap_err();
-        assert!(matches!(refused, InvalidMemoryState::OtherMachine), "{refused:?}");
+        assert!(matches!(refused, InvalidMemoryState::OtherMachine(_)), "{refused:?}");
     }
 }
 

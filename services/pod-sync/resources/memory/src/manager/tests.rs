@@ -4,6 +4,7 @@ use serde::Deserialize;
 
 use super::*;
 use crate::checkpoint::{decode, encode};
+use crate::node_table::MemoryTable;
 use crate::reserved::{ReservedError, ReservedMemory};
 
 pub(super) const GIB: u64 = 1 << 30;
@@ -137,7 +138,7 @@ fn memory_comes_from_few_nodes_and_is_given_back() {
     assert_eq!(free(&manager), [2, 4]);
     manager.retain(|pod, _| pod == "none");
     assert_eq!(free(&manager), [8, 8]);
-    assert!(manager.tables().is_equivalent(&unused(2)));
+    assert_eq!(manager.tables().compare(&unused(2)), Ok(()));
     let text = "Allocate failed due to [memorymanager] failed to get the default NUMA affinity, no NUMA nodes with enough memory is available, which is unexpected";
     assert_eq!(MemoryError::NoNodes.message(), text);
 }
@@ -236,12 +237,31 @@ fn assignments_that_do_not_fit_the_machine_are_refused() {
     };
     let (tables, assignments) = (used.tables(), used.assignments());
     assert_eq!(new(unused(2), tables, assignments), Ok(()));
-    let other = Err("[memorymanager] the expected machine state is different from the real one".to_owned());
-    assert_eq!(new(unused(3), tables, assignments), other);
-    assert_eq!(new(unused(2), tables, &MemoryAssignments::default()), other);
-    let mut smaller = unused(2);
-    smaller.0.get_mut(&node(1)).unwrap().kinds.get_mut(&MemoryKind::memory()).unwrap().total -= 1;
-    assert_eq!(new(smaller, tables, assignments), other);
+    let other = |text: &str| {
+        Err(format!("[memorymanager] the expected machine state is different from the real one: {text}"))
+    };
+    assert_eq!(
+        new(unused(3), tables, assignments),
+        other("NUMA nodes 0-1 are recorded, the machine has 0-2")
+    );
+    assert_eq!(
+        new(unused(2), tables, &MemoryAssignments::default()),
+        other("the assignments on NUMA node 0 do not add up to what it has given")
+    );
+    let change = |kind, change: fn(&mut MemoryTable)| {
+        let mut changed = unused(2);
+        change(changed.0.get_mut(&node(1)).unwrap().kinds.get_mut(&kind).unwrap());
+        new(changed, tables, assignments)
+    };
+    let pages = MemoryKind::huge_pages(2 << 20);
+    assert_eq!(
+        change(pages, |pages| pages.total *= 2),
+        other("NUMA node 1 had 1073741824 bytes of hugepages-2Mi in total, now 2147483648")
+    );
+    assert_eq!(
+        change(MemoryKind::memory(), |memory| memory.system_reserved = 0),
+        other("NUMA node 1 had 1073741824 bytes of memory reserved, now 0")
+    );
     let none = new(unused(2), &NodeTables::default(), assignments).unwrap_err();
     assert_eq!(none, "[memorymanager] machine state can not be empty when it has memory assignments");
     let mut elsewhere = MemoryAssignments::default();
@@ -250,6 +270,70 @@ fn assignments_that_do_not_fit_the_machine_are_refused() {
     assert!(new(unused(2), tables, &elsewhere).unwrap_err().ends_with("uses the NUMA that does not exist"));
     elsewhere.insert("p", "main", block(nodes("0"), MemoryKind::huge_pages(GIB)));
     assert!(new(unused(2), tables, &elsewhere).unwrap_err().ends_with("does not exist: hugepages-1Gi"));
+}
+
+/// Returns the memory of a machine like [`unused`] whose nodes have these MiB more.
+fn resized(more: &[i64]) -> NodeTables {
+    let mut machine = machine(more.len().try_into().unwrap());
+    for (memory, more) in machine.nodes.values_mut().zip(more) {
+        memory.bytes = memory.bytes.checked_add_signed(more << 20).unwrap();
+    }
+    let reserved = machine.nodes.keys().map(|number| (*number, amounts("1"))).collect();
+    let reserved = ReservedMemory::new(reserved, &amounts(&more.len().to_string()), &machine).unwrap();
+    NodeTables::unused(&machine, &reserved)
+}
+
+#[test]
+fn assignments_are_kept_while_they_fit_nodes_that_a_boot_has_made_larger_or_smaller() {
+    let restart = |pods: &[(&str, Hint)], more: &[i64]| {
+        let mut before = manager(more.len().try_into().unwrap());
+        for (index, (text, hint)) in pods.iter().enumerate() {
+            before.allocate(&pod(&index.to_string(), text), "main", *hint).unwrap();
+        }
+        let (tables, assignments) = (before.tables().clone(), before.assignments().clone());
+        let after = MemoryManager::new(resized(more), tables, assignments, PodLevel::Pod);
+        let after = after.map_err(|error| error.to_string())?;
+        assert_eq!(after.assignments(), before.assignments());
+        let again = MemoryManager::new(
+            resized(more),
+            after.tables().clone(),
+            after.assignments().clone(),
+            PodLevel::Pod,
+        );
+        assert_eq!(again.unwrap().tables(), after.tables());
+        let memory = MemoryKind::memory();
+        let tables = after.tables().0.keys().map(|node| after.tables().table(*node, &memory));
+        Ok(tables.map(|table| (table.free >> 20, table.reserved >> 20)).collect::<Vec<_>>())
+    };
+    let lack = |text: &str| {
+        Err(format!(
+            "[memorymanager] the expected machine state is different from the real one: NUMA nodes {text} for their assignments"
+        ))
+    };
+    // Each node has 8192 MiB for pods.
+    let alone: &[_] = &[("main=6", on("1", true))];
+    assert_eq!(restart(alone, &[3, -3]), Ok(vec![(8195, 0), (2045, 6144)]));
+    assert_eq!(restart(alone, &[-8192, -2048]), Ok(vec![(0, 0), (0, 6144)]));
+    assert_eq!(restart(alone, &[0, -2049]), lack("1 lack 1048576 bytes of memory"));
+    // What one node of a group no longer has comes from the other.
+    let group: &[_] = &[("main=8", on("01", false)), ("main=4", on("01", false))];
+    assert_eq!(restart(group, &[0, 0]), Ok(vec![(0, 8192), (4096, 4096)]));
+    assert_eq!(restart(group, &[-5, 5]), Ok(vec![(0, 8187), (4096, 4101)]));
+    assert_eq!(restart(group, &[-4096, -1]), lack("0-1 lack 1048576 bytes of memory"));
+    // Nothing is assigned.
+    assert_eq!(restart(&[], &[-1, 1]), Ok(vec![(8191, 0), (8193, 0)]));
+}
+
+#[test]
+fn a_size_of_pages_that_a_new_kernel_adds_without_a_page_is_no_other_machine() {
+    let mut used = manager(1);
+    admit(&mut used, &pod("p", "main=2+1")).unwrap();
+    let mut newer = unused(1);
+    let kinds = &mut newer.0.get_mut(&node(0)).unwrap().kinds;
+    kinds.insert(MemoryKind::huge_pages(16 << 10), MemoryTable::default());
+    let after =
+        MemoryManager::new(newer, used.tables().clone(), used.assignments().clone(), PodLevel::Pod).unwrap();
+    assert_eq!((free(&after), after.tables().sizes()[&node(0)].len()), (vec![6], 3));
 }
 
 /// A history that the policy of kubelet 1.36 went through, on a machine whose nodes each have 8 units of
