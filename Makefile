@@ -41,9 +41,9 @@ build: install
 	for bin in $(BINS); do ln -sf quintlet target/release/$$bin; done
 
 # The same binary without optimization, in target/quick: the profile of the tests, with the semantics of the release in the crates of this
-# repository, where arithmetic wraps and debug assertions are off. It shares the dependencies that have the same features with the tests.
+# repository, where arithmetic wraps and debug assertions are off. It shares all dependencies with the tests (tests/support/features).
 quick: install
-	$(STEP) "binary" env $(RELEASE_SEMANTICS) $(CARGO) build --locked -p quintlet
+	$(STEP) "binary" env $(RELEASE_SEMANTICS) $(CARGO) build --locked -p quintlet -p quintlet-test-features
 	mkdir -p $(QUICK_BIN_DIR) && ln -f target/debug/quintlet $(QUICK_BIN_DIR)/quintlet
 	for bin in $(BINS); do ln -sf quintlet $(QUICK_BIN_DIR)/$$bin; done
 
@@ -74,7 +74,7 @@ check: install
 
 # The checks that need no build, as many at a time as there are processors. All failures are reported, each check's output as a whole.
 FILE_CHECKS := words docs helm-lint blocking parts comment-width unused-dependencies cargo-deny file-writes crate-lints module-graph public-paths paused-clock \
-	systemd test-targets proto message-limits dockerfile
+	systemd test-targets proto message-limits dockerfile shared-dependencies
 check-files:
 	$(MAKE) --no-print-directory --keep-going --output-sync=target -j$$(nproc) $(FILE_CHECKS:%=check-%)
 

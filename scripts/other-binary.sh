@@ -24,8 +24,12 @@ else
     git worktree add --quiet --force --detach "$tree" "$commit"
 fi
 target=$PWD/target
+# Versions before 2026-12 have no crate of features.
+features=
+[ ! -e "$tree/tests/support/features" ] || features="-p quintlet-test-features"
+# shellcheck disable=SC2086 # two words
 (cd "$tree" && CARGO_PROFILE_DEV_OVERFLOW_CHECKS=false CARGO_PROFILE_DEV_DEBUG_ASSERTIONS=false CARGO_TARGET_DIR=$target \
-    "${CARGO:-cargo}" build --locked -p quintlet)
+    "${CARGO:-cargo}" build --locked -p quintlet $features)
 rm -f "$dir/quintlet"
 cp target/debug/quintlet "$dir/quintlet"
 for bin in cri-proxy pleg-service probe-service status-reporter node-api pod-sync quintctl; do

@@ -133,11 +133,11 @@ pub enum StateDifference {
     /// A NUMA node has another size.
     #[error("NUMA node {node} had {recorded} bytes of {kind} {use}, now {found}", use = field.text())]
     Size {
-        /// The NUMA node.
+        /// The first NUMA node that has one.
         node: NumaNode,
         /// The kind of memory.
         kind: MemoryKind,
-        /// Which size it is.
+        /// Decides which of its sizes differs.
         field: SizeField,
         /// Bytes of the state file.
         recorded: u64,
@@ -147,7 +147,7 @@ pub enum StateDifference {
     /// The assignments of a NUMA node are not the ones that are taken from it.
     #[error("the assignments on NUMA node {0} do not add up to what it has given")]
     Assignments(NumaNode),
-    /// What containers have does not fit.
+    /// The assignments need more memory than their NUMA nodes have.
     #[error("NUMA nodes {nodes} lack {missing} bytes of {kind} for their assignments")]
     TooSmall {
         /// NUMA nodes whose memory is given together.
@@ -162,11 +162,11 @@ pub enum StateDifference {
 /// A size of a NUMA node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SizeField {
-    /// The whole size.
+    /// All bytes.
     Total,
-    /// What no pod gets.
+    /// Reserved bytes, which no pod gets.
     SystemReserved,
-    /// What pods can get.
+    /// Bytes that pods can get.
     Allocatable,
 }
 
