@@ -1,5 +1,5 @@
-# Devices, exclusive CPUs and memory of one NUMA node, over the loss of power. The plugin registers half a minute after the agent. The machine has two
-# NUMA nodes (run.sh).
+# Devices, exclusive CPUs and memory of one NUMA node, over the loss of power, after which the plugin registers once a pod waits for it. The machine has
+# two NUMA nodes (run.sh).
 
 name=exclusive-$node
 resource=example.com/device
@@ -50,14 +50,15 @@ END
     install -m 0755 $here/bin/quintlet-device-plugin /usr/local/bin/device-plugin
     cat > /etc/systemd/system/device-plugin.service <<END
 [Service]
-ExecStartPre=/bin/sh -c 'until [ -S /var/lib/kubelet/device-plugins/kubelet.sock ]; do sleep 0.2; done; sleep 30'
-ExecStart=/usr/local/bin/device-plugin /var/lib/kubelet $resource d0@0 d1@1
-TimeoutStartSec=infinity
+# Not ExecStartPre=: the start of the machine would wait for it, and this case for the start of the machine.
+ExecStart=/bin/sh -c 'until [ -e /run/device-plugin-may-start ] && [ -S /var/lib/kubelet/device-plugins/kubelet.sock ]; do sleep 0.2; done; \
+    exec /usr/local/bin/device-plugin /var/lib/kubelet $resource d0@0 d1@1'
 [Install]
 WantedBy=multi-user.target
 END
     systemctl daemon-reload
     systemctl start quintlet-pod-sync
+    touch /run/device-plugin-may-start
     systemctl enable --now --no-block --quiet device-plugin
     becomes 600 "Node has the devices" has_devices 2
     # Its memory does not fit on the first node, beside what is reserved.
@@ -80,6 +81,7 @@ rebooted() {
     check "machine has rebooted" "$(cat /proc/sys/kernel/random/boot_id)" sh -c "! cmp -s $state/boot-id /proc/sys/kernel/random/boot_id"
     becomes 900 "a pod without devices is Ready meanwhile" is_ready_pod vm-$node
     becomes 300 "the pod with a device waits for its plugin" has_event "$name" WaitingForDevicePlugin
+    touch /run/device-plugin-may-start
     becomes 900 "it is Ready again" is_ready_pod "$name"
     seen > /tmp/seen
     check "with the device, the CPUs and the memory that it had" "$(cat /tmp/seen)" cmp $state/seen /tmp/seen
