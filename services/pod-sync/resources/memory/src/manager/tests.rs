@@ -455,11 +455,12 @@ fn slow_free(count: u64, assignments: &MemoryAssignments, of_group: NumaNodes, k
 
 proptest! {
     // A history of admissions, starts and ends. No memory is given twice, none is lost, no node is in two
-    // groups, and a restart changes nothing.
+    // groups, and a restart changes nothing. A boot with other sizes keeps what fits, and nothing else.
     #[test]
     fn the_free_memory_is_what_no_container_has(
         steps in prop::collection::vec((0_u8..8, 0_u8..4, 0_u64..9, 1_u64..20, 0_u64..2, any::<bool>()), 1..30),
         count in 1_u64..5,
+        more in prop::array::uniform4(-9000_i64..2000),
     ) {
         let mut manager = manager(count);
         let mut wholes = BTreeMap::new();
@@ -509,6 +510,22 @@ proptest! {
                 prop_assert_eq!(again.assignments(), manager.assignments());
                 manager = again;
             }
+        }
+
+        let memory = MemoryKind::memory();
+        let machine = resized(&more[..usize::try_from(count).unwrap()]);
+        let sum = |tables: &NodeTables, group, value: fn(MemoryTable) -> u64| tables.sum(group, &memory, value);
+        let groups: Vec<NumaNodes> = manager.tables().0.values().map(|table| table.group).collect();
+        let given = |group| sum(manager.tables(), group, |table| table.reserved);
+        let fits = groups.iter().all(|group| given(*group) <= sum(&machine, *group, |table| table.allocatable));
+        let (tables, assignments) = (manager.tables().clone(), manager.assignments().clone());
+        let after = MemoryManager::new(machine.clone(), tables, assignments, PodLevel::Pod);
+        prop_assert_eq!(after.is_ok(), fits, "{:?}", after);
+        let Ok(after) = after else { return Ok(()) };
+        prop_assert_eq!(after.assignments(), manager.assignments());
+        for group in groups {
+            let left = sum(&machine, group, |table| table.allocatable) - given(group);
+            prop_assert_eq!(sum(after.tables(), group, |table| table.free), left);
         }
     }
 }
