@@ -74,6 +74,7 @@ impl Owner {
     async fn bad_deeply(&self) { self.disk.deep(); }
     fn bad_block(&self) { spawn(async move { disk.exists(); }) }
     async fn bad_function(&self) { helper(&self.disk) }
+    async fn bad_generic<F: Fn(u8) -> Option<Vec<u8>>>(disk: &Disk, f: F) { disk.save() }
     async fn bad_beside(&self) { blocking(|| ()).await; self.disk.save(); }
     async fn good_blocking(&self) { blocking(move || self.disk.deep()).await }
     async fn good_closure(&self) { let read = move || fs::read("a"); blocking(read).await }
@@ -232,17 +233,18 @@ class File:
     def function(self, i, owner, is_test):
         name, line = self.value(i + 1), self.tokens[i][2]
         is_async = self.value(i - 1) == "async" or self.value(i - 2) == "async"
-        j = i + 2
-        while self.value(j) != "(":
-            j += 1
-        close = closing(self.tokens, j)
-        is_method = "self" in [t[1] for t in self.tokens[j : j + 6]]
-        first, j = close, close
+        # Bounds of type parameters have brackets, too: `F: Fn(A) -> B`.
+        begin, depth = i + 2, 0
+        while depth > 0 or self.value(begin) != "(":
+            depth += (self.value(begin) == "<") - (self.value(begin) == ">")
+            begin += 1
+        close = closing(self.tokens, begin)
+        is_method = "self" in [t[1] for t in self.tokens[begin : begin + 6]]
+        first = j = close
         while self.value(j) not in ("{", ";"):
             j += 1
         if self.value(j) == ";":
             return j
-        begin = next(n for n in range(i, close) if self.value(n) == "(" and (self.value(n - 1) == name or self.value(n - 1) == ">"))
         end = closing(self.tokens, j)
         if not is_test:
             function = Function(self, name, owner, line, is_async, is_method)

@@ -141,6 +141,12 @@ has_event() {
     [ -s /tmp/event ]
 }
 
+# has_devices RESOURCE COUNT: the Node has so many devices, all healthy.
+has_devices() {
+    request GET /api/v1/nodes/$node | jq -r --arg r "$1" '.status | "\(.capacity[$r]) of \(.allocatable[$r])"' | tee /tmp/devices
+    grep -qx "$2 of $2" /tmp/devices
+}
+
 # The ID of a running container of a pod: container POD [NAME]
 container() {
     ctr -n k8s.io containers ls -q "labels.io.kubernetes.pod.name==$1,labels.io.kubernetes.container.name==${2:-main}" | while read -r id; do

@@ -2,11 +2,6 @@
 
 resource=example.com/device
 
-has_devices() {
-    request GET /api/v1/nodes/$node | jq -r --arg r $resource '.status | "\(.capacity[$r]) of \(.allocatable[$r])"' | tee /tmp/devices
-    grep -qx "$1 of $1" /tmp/devices
-}
-
 run() {
     mkdir -p /etc/cdi
     jq -n --arg kind $resource '
@@ -15,7 +10,7 @@ run() {
         {cdiVersion: "0.5.0", kind: $kind, devices: [("d0", "d1") | device]}' > /etc/cdi/example.json
     install -m 0755 $here/bin/quintlet-device-plugin /usr/local/bin/device-plugin
     systemd-run --quiet --unit=cdi-plugin /usr/local/bin/device-plugin --cdi /var/lib/kubelet $resource d0 d1
-    becomes 300 "Node has the devices" has_devices 2
+    becomes 300 "Node has the devices" has_devices $resource 2
     pod cdi "$(jq -nc --argjson c "$(script "trap 'exit 0' TERM; while :; do sleep 1 & wait; done" "{\"resources\": {\"limits\": {\"$resource\": \"1\"}}}")" '{containers: [$c]}')"
     becomes 300 "a pod with a device is Ready" is_ready_pod cdi
     device=$(inside cdi 'echo "$DEVICES"')

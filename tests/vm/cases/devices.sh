@@ -4,11 +4,6 @@
 name=exclusive-$node
 resource=example.com/device
 
-has_devices() {
-    request GET /api/v1/nodes/$node | jq -r --arg r $resource '.status | "\(.capacity[$r]) of \(.allocatable[$r])"' | tee /tmp/devices
-    grep -qx "$1 of $1" /tmp/devices
-}
-
 # seen: what the container sees: its device, its CPUs and its NUMA node.
 seen() {
     inside "$name" 'echo "$DEVICES"; ls /dev/ | grep "^d[01]$"; sed -n "s/^\(Cpus\|Mems\)_allowed_list:[[:space:]]*//p" /proc/self/status' | tr '\n' ' '
@@ -60,7 +55,7 @@ END
     systemctl start quintlet-pod-sync
     touch /run/device-plugin-may-start
     systemctl enable --now --no-block --quiet device-plugin
-    becomes 600 "Node has the devices" has_devices 2
+    becomes 600 "Node has the devices" has_devices $resource 2
     # Its memory does not fit on the first node, beside what is reserved.
     limits="{\"cpu\": \"2\", \"memory\": \"500Mi\", \"$resource\": \"1\"}"
     jq -nc --argjson c "$(script "trap 'exit 0' TERM; while :; do sleep 1 & wait; done" "{\"resources\": {\"limits\": $limits}}")" \
