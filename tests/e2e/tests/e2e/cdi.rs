@@ -6,7 +6,8 @@ use quintlet_dra_driver::TestDriver;
 use quintlet_e2e::{LONG, NODE, Node, Options, Seen, pods, until};
 use serde_json::{Value, json};
 
-const DEVICE: &str = "example.com/device";
+use crate::devices::{DEVICE, wait_node};
+
 const DRIVER: &str = "cdi.example.com";
 
 /// Reports what the container has of both devices.
@@ -74,6 +75,7 @@ async fn a_container_gets_what_the_cdi_files_of_its_devices_say() {
     })
     .await;
 
+    wait_node(&node, "1", "1").await;
     let uid = create(&node, "web").await;
     node.wait_ready("web").await;
     let supports_cdi = node.runtime_version().await >= (1, 7);
@@ -91,6 +93,7 @@ async fn a_container_gets_what_the_cdi_files_of_its_devices_say() {
 
     // No file describes the devices of the next pod.
     plugin.list(&["d1", "d2"]);
+    wait_node(&node, "2", "2").await;
     create(&node, "other").await;
     if supports_cdi {
         let refused = |pod: &Seen| {

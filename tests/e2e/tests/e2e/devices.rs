@@ -7,7 +7,7 @@ use quintlet_pod_resources_api::v1::{ContainerDevices, ListPodResourcesRequest};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
-const DEVICE: &str = "example.com/device";
+pub(crate) const DEVICE: &str = "example.com/device";
 
 /// Reports what the container has of its device, and exits once a file says so.
 const WORK: &str = r#"
@@ -44,7 +44,7 @@ async fn start_plugin(node: &Node) -> TestPlugin {
 }
 
 /// Waits until the Node shows this number of devices.
-async fn wait_node(node: &Node, capacity: &str, allocatable: &str) {
+pub(crate) async fn wait_node(node: &Node, capacity: &str, allocatable: &str) {
     until("the devices of the Node", LONG, async || {
         let status = node.api().get("nodes", "", NODE).map(|node| node["status"].clone()).unwrap_or_default();
         let seen = ["capacity", "allocatable"].map(|field| status[field][DEVICE].clone());
