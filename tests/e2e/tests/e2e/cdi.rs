@@ -3,10 +3,10 @@
 
 use quintlet_device_plugin::TestPlugin;
 use quintlet_dra_driver::TestDriver;
-use quintlet_e2e::{LONG, NODE, Node, Options, Seen, pods, until};
+use quintlet_e2e::{LONG, NODE, Node, Seen, pods, until};
 use serde_json::{Value, json};
 
-use crate::devices::{DEVICE, wait_node};
+use crate::devices::{DEVICE, start, wait_node};
 
 const DRIVER: &str = "cdi.example.com";
 
@@ -54,7 +54,7 @@ async fn create(node: &Node, name: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_gets_what_the_cdi_files_of_its_devices_say() {
-    let node = Node::start(Options::with_api("cdi")).await;
+    let node = start("cdi").await;
     let shared = node.scratch().join("shared");
     std::fs::create_dir_all(&shared).unwrap();
     std::fs::write(shared.join("file"), "of the host\n").unwrap();

@@ -43,6 +43,13 @@ async fn start_plugin(node: &Node) -> TestPlugin {
     plugin
 }
 
+/// Starts a node whose devices are in the Node within a second. The default is 10 s.
+pub(crate) async fn start(name: &'static str) -> Node {
+    let mut options = Options::with_api(name);
+    options.extra.push(("status-reporter", "--node-status-update-frequency=1s".to_owned()));
+    Node::start(options).await
+}
+
 /// Waits until the Node shows this number of devices.
 pub(crate) async fn wait_node(node: &Node, capacity: &str, allocatable: &str) {
     until("the devices of the Node", LONG, async || {
@@ -108,7 +115,7 @@ async fn listed(node: &Node) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_has_its_device_and_keeps_it_over_kills_of_pod_sync_and_of_the_plugin() {
-    let node = Node::start(Options::with_api("devices")).await;
+    let node = start("devices").await;
     let plugin = start_plugin(&node).await;
     wait_node(&node, "1", "1").await;
     node.cluster().create_pod(with_device("web", WORK)).await;
