@@ -29,10 +29,10 @@ impl MemoryManager {
     pub const POLICY: &'static str = "Static";
 
     /// Returns a manager that continues with the content of the state file, which may be empty
-    /// (`validateState`). `unused` is the memory of this machine. NUMA nodes may have more or less memory than
-    /// recorded as long as the assignments fit: it differs by some MiB from one boot to the next, since the
-    /// kernel is loaded at another address. The memory of whole pods is free if `level` has none, or if no
-    /// container is left.
+    /// (`validateState`). `unused` is the memory of this machine. NUMA nodes may have more or less memory
+    /// than recorded as long as the assignments fit: it differs by some MiB from one boot to the next, since
+    /// the kernel is loaded at another address. The memory of whole pods is free if `level` has none, or if
+    /// no container is left.
     ///
     /// # Errors
     /// See [`InvalidMemoryState`]. The node must be drained, and the file removed.

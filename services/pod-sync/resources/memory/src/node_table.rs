@@ -193,8 +193,8 @@ impl NodeTables {
         Ok(())
     }
 
-    /// Compares the tables of a state file with those of the machine (`areMachineStatesEqual`). Which nodes of
-    /// a group memory comes from does not count.
+    /// Compares the tables of a state file with those of the machine (`areMachineStatesEqual`). Which nodes
+    /// of a group memory comes from does not count.
     ///
     /// # Errors
     /// Returns the first difference.
