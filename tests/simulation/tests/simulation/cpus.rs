@@ -23,6 +23,8 @@ const STATIC: &str = "--cpu-manager-policy=static";
 // The number of the machine's own CPUs decides what the node takes, so that tests have at most one CPU in
 // use.
 const RESERVED: &str = "--system-reserved=cpu=100m";
+const STATIC_MEMORY: &[&str] =
+    &["--memory-manager-policy=Static", "--kube-reserved=memory=100Mi", "--reserved-memory=0:memory=100Mi"];
 
 /// Core and NUMA node of each CPU of a machine.
 type Machine = [(u32, u32)];
@@ -374,12 +376,7 @@ async fn the_cpus_of_a_guaranteed_pod_are_not_resized_and_its_memory_is_without_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_memory_of_a_guaranteed_pod_is_not_resized_with_the_policy_static() {
     let text = "Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\"";
-    let args = [
-        "--memory-manager-policy=Static",
-        "--kube-reserved=memory=100Mi",
-        "--reserved-memory=0:memory=100Mi",
-    ];
-    let sim = start(Options::default(), PAIR, &args).await;
+    let sim = start(Options::default(), PAIR, STATIC_MEMORY).await;
     let uid = sim.create(guaranteed("web", "1"));
     sim.wait_ready("web").await;
     assert_eq!(resources(&sim, &uid, "web").cpuset_mems, "0");
@@ -400,12 +397,7 @@ async fn the_memory_of_a_guaranteed_pod_is_not_resized_with_the_policy_static() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_boot_with_other_sizes_of_numa_nodes_keeps_the_memory_of_pods() {
-    let args = [
-        "--memory-manager-policy=Static",
-        "--kube-reserved=memory=100Mi",
-        "--reserved-memory=0:memory=100Mi",
-    ];
-    let sim = start(Options::default(), PAIR, &args).await;
+    let sim = start(Options::default(), PAIR, STATIC_MEMORY).await;
     let uid = sim.create(guaranteed("web", "1"));
     sim.wait_ready("web").await;
     let table = || {

@@ -28,7 +28,7 @@ struct Args {
     /// Keep the certificate of --tls and its key in this file, for the next start.
     #[arg(long, requires = "tls")]
     certificate: Option<PathBuf>,
-    /// Sign each CertificateSigningRequest of any creator.
+    /// Sign every CertificateSigningRequest.
     #[arg(long)]
     sign: bool,
 }

@@ -162,7 +162,7 @@ pub enum StateDifference {
 /// A size of a NUMA node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SizeField {
-    /// All bytes.
+    /// Bytes of the node, with those that no pod gets.
     Total,
     /// Reserved bytes, which no pod gets.
     SystemReserved,

@@ -49,13 +49,16 @@ impl MemoryManager {
             return Err(InvalidMemoryState::NoNodes);
         } else if restored.0.is_empty() {
             unused
-        } else if restored.sizes() == unused.sizes() {
-            without_ended_pods(restored, &expected, &ended)?
         } else {
-            without_ended_pods(restored, &expected, &ended)?;
-            let tables = with_assignments(unused, &assignments)?;
-            tables.check_given(&expected)?;
-            tables
+            let is_resized = restored.sizes() != unused.sizes();
+            let recorded = without_ended_pods(restored, &expected, &ended)?;
+            if is_resized {
+                let tables = with_assignments(unused, &assignments)?;
+                tables.check_given(&expected)?;
+                tables
+            } else {
+                recorded
+            }
         };
         let mut manager = Self { tables, assignments, reusable: None };
         if level == PodLevel::Unmanaged {

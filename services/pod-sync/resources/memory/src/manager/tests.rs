@@ -320,7 +320,7 @@ fn assignments_are_kept_while_they_fit_nodes_that_a_boot_has_made_larger_or_smal
     assert_eq!(restart(group, &[0, 0]), Ok(vec![(0, 8192), (4096, 4096)]));
     assert_eq!(restart(group, &[-5, 5]), Ok(vec![(0, 8187), (4096, 4101)]));
     assert_eq!(restart(group, &[-4096, -1]), lack("0-1 lack 1048576 bytes of memory"));
-    // Nothing is assigned.
+    // Without assignments there is nothing that could not fit.
     assert_eq!(restart(&[], &[-1, 1]), Ok(vec![(8191, 0), (8193, 0)]));
 }
 
