@@ -1,5 +1,7 @@
 //! Manifests that tests share.
 
+use std::path::Path;
+
 use quintlet_localnode::images;
 use serde_json::{Value, json};
 
@@ -17,6 +19,22 @@ pub fn script(name: &str, script: &str) -> Value {
             }],
         },
     })
+}
+
+/// Returns the pod with a directory of the node at `path` in each of its containers. Through its files, a
+/// test and a container wait for each other.
+///
+/// A command that a test runs in the container cannot do that: the end of the container that it causes may
+/// kill it first, and it fails.
+#[must_use]
+pub fn with_dir(mut pod: Value, dir: &Path, path: &str) -> Value {
+    pod["spec"]["volumes"] = json!([{"name": "dir", "hostPath": {"path": dir}}]);
+    for kind in ["containers", "initContainers"] {
+        for container in pod["spec"][kind].as_array_mut().into_iter().flatten() {
+            container["volumeMounts"] = json!([{"name": "dir", "mountPath": path}]);
+        }
+    }
+    pod
 }
 
 /// Returns a pod that runs until it is stopped, and then exits at once.

@@ -51,8 +51,7 @@ async fn a_step_of_the_wall_clock_by_an_hour_affects_no_pod() {
          while :; do [ -e /v/asked ] && cut -d ' ' -f 1 /proc/uptime >> /v/alive; sleep 0.1; done",
     );
     stubborn["spec"]["terminationGracePeriodSeconds"] = json!(12);
-    stubborn["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": dir}}]);
-    stubborn["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+    let stubborn = pods::with_dir(stubborn, &dir, "/v");
     for pod in [pods::probed("web"), pods::script("crasher", "sleep 1; exit 3"), stubborn] {
         api.create_pod(pods::bound(pod));
     }

@@ -23,17 +23,15 @@ const CONTAINERS: usize = 10;
 fn pod(index: usize, scratch: &std::path::Path) -> Value {
     let mut pod = pods::script(&format!("exits-{index}"), "");
     pod["spec"]["restartPolicy"] = json!("Never");
-    pod["spec"]["volumes"] = json!([{"name": "go", "hostPath": {"path": scratch}}]);
     let template = pod["spec"]["containers"][0].clone();
     let containers = (0..CONTAINERS).map(|c| {
         let mut container = template.clone();
         container["name"] = json!(format!("c{c}"));
         container["command"] = json!(["sh", "-c", format!("read line < /go/{index}-{c}; exit 3")]);
-        container["volumeMounts"] = json!([{"name": "go", "mountPath": "/go"}]);
         container
     });
     pod["spec"]["containers"] = containers.collect();
-    pod
+    pods::with_dir(pod, scratch, "/go")
 }
 
 async fn relists(node: &Node) -> u64 {

@@ -51,10 +51,9 @@ async fn each_wait_of_a_real_pod_is_reported_with_reason_container_and_cause() {
         json!({"exec": {"command": ["false"]}, "periodSeconds": 1, "timeoutSeconds": 5});
     let mut stopping = pods::sleeper("stopping");
     stopping["spec"]["terminationGracePeriodSeconds"] = json!(300);
-    stopping["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": dir}}]);
-    let main = &mut stopping["spec"]["containers"][0];
-    main["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
-    main["lifecycle"] = json!({"preStop": {"exec": {"command": ["sh", "-c", "read line < /v/go"]}}});
+    let wait = json!(["sh", "-c", "read line < /v/go"]);
+    stopping["spec"]["containers"][0]["lifecycle"] = json!({"preStop": {"exec": {"command": wait}}});
+    let stopping = pods::with_dir(stopping, &dir, "/v");
     for pod in [nowhere, config, volume, unready, stopping, pods::script("crasher", "exit 3")] {
         api.create_pod(pods::bound(pod));
     }

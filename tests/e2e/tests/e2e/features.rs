@@ -8,23 +8,16 @@ use quintlet_e2e::{LONG, Node, Options, Seen, pods, until};
 use quintlet_localnode::images;
 use serde_json::{Value, json};
 
-/// Returns a pod that runs until SIGTERM and appends a line to the file `lines` of the volume `v` at its
-/// start and end.
-fn logging_pod(name: &str) -> Value {
+/// Returns a container that runs until SIGTERM, and appends a line to the file `lines` of [`pods::with_dir`]
+/// at its start and end.
+fn logging_container(name: &str) -> Value {
     json!({
         "name": name, "image": images::BUSYBOX, "imagePullPolicy": "IfNotPresent",
         "command": ["sh", "-c", format!(
             "trap 'echo {name} ends >> /v/lines; exit 0' TERM; echo {name} >> /v/lines; sleep 100000 & wait"
         )],
-        "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+        "volumeMounts": [{"name": "dir", "mountPath": "/v"}],
     })
-}
-
-/// Returns a pod with the directory `v` of the node mounted at `/v`.
-fn with_dir(mut pod: Value, dir: &std::path::Path) -> Value {
-    pod["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": dir}}]);
-    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
-    pod
 }
 
 fn lines(dir: &std::path::Path) -> Vec<String> {
@@ -49,21 +42,21 @@ fn waiting(pod: &Value) -> (&str, &str) {
 async fn init_containers_and_sidecars_start_in_order_and_an_ephemeral_container_can_be_added() {
     let node = Node::start(Options::with_api("features-order")).await;
     let dir = node.scratch();
-    let mut pod = with_dir(pods::script("ordered", ""), &dir);
-    let mut first = logging_pod("first");
+    let mut pod = pods::with_dir(pods::script("ordered", ""), &dir, "/v");
+    let mut first = logging_container("first");
     first["command"] = json!(["sh", "-c", "echo first >> /v/lines"]);
     let sidecar = |name: &str| {
-        let mut c = logging_pod(name);
+        let mut c = logging_container(name);
         c["restartPolicy"] = json!("Always");
         c
     };
     pod["spec"]["initContainers"] = json!([first, sidecar("side-1"), sidecar("side-2")]);
-    pod["spec"]["containers"] = json!([logging_pod("main")]);
+    pod["spec"]["containers"] = json!([logging_container("main")]);
     pod["spec"]["terminationGracePeriodSeconds"] = json!(30);
     node.api().create_pod(pods::bound(pod));
     wait_api(&node, "ordered", is_ready).await;
 
-    let mut debugger = logging_pod("debugger");
+    let mut debugger = logging_container("debugger");
     debugger["command"] =
         json!(["sh", "-c", "cat /proc/1/cmdline > /v/first-process; echo debugger >> /v/lines"]);
     debugger["targetContainerName"] = json!("main");
@@ -93,7 +86,8 @@ async fn sandbox_features_of_a_pod_are_provided_or_refused_according_to_the_runt
     let api = node.api();
     let dir = node.scratch();
     let script_with_dir = |name: &str, command: &str| {
-        with_dir(pods::script(name, &format!("{command}; trap 'exit 0' TERM; sleep 100000 & wait")), &dir)
+        let script = format!("{command}; trap 'exit 0' TERM; sleep 100000 & wait");
+        pods::with_dir(pods::script(name, &script), &dir, "/v")
     };
 
     let mut sysctl = script_with_dir("sysctl", "cat /proc/sys/net/ipv4/ip_unprivileged_port_start > /v/port");
@@ -115,7 +109,7 @@ async fn sandbox_features_of_a_pod_are_provided_or_refused_according_to_the_runt
     let mut mapped = script_with_dir("mapped", "cat /proc/self/uid_map > /v/map");
     mapped["spec"]["hostUsers"] = json!(false);
     // Users of the pod's user namespace may not write to the node's directory.
-    mapped["spec"]["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
+    mapped["spec"]["volumes"] = json!([{"name": "dir", "emptyDir": {}}]);
     api.create_pod(pods::bound(mapped));
 
     let mut volume = script_with_dir("image", "cp /image/etc/passwd /v/passwd");
@@ -165,7 +159,7 @@ async fn sandbox_features_of_a_pod_are_provided_or_refused_according_to_the_runt
         let pod = wait_api(&node, "mapped", is_ready).await;
         let uid = pod["metadata"]["uid"].as_str().unwrap();
         let map = until("the map", LONG, async || {
-            let map = node.empty_dir_file(uid, "v", "map");
+            let map = node.empty_dir_file(uid, "dir", "map");
             if map.is_empty() { Err(map) } else { Ok(map) }
         })
         .await;

@@ -30,10 +30,8 @@ async fn a_follower_gets_every_line_once_while_the_log_is_rotated_and_compressed
     let count = format!(
         "echo begin; until [ -e /go/follower ]; do sleep 0.1; done; seq 1 {LINES} | while read n; do echo \"a line of some length, with the number $n\"; [ $((n % 500)) -gt 0 ] || sleep 0.15; done"
     );
-    let mut pod = pods::script("counter", &count);
+    let mut pod = pods::with_dir(pods::script("counter", &count), &node.scratch(), "/go");
     pod["spec"]["restartPolicy"] = json!("Never");
-    pod["spec"]["volumes"] = json!([{"name": "go", "hostPath": {"path": node.scratch()}}]);
-    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "go", "mountPath": "/go"}]);
     node.pod_manifest(&pod);
     let seen = node.wait_pod("counter", "running", LONG, |p| p.phase() == "Running").await;
     let logs = node.pod_logs_dir().display().to_string();

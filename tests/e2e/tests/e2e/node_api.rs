@@ -247,22 +247,19 @@ async fn a_web_socket_client_sends_input_resizes_and_gets_the_exit_code() {
 async fn a_follower_gets_every_line_once_across_rotations() {
     let node = Node::start(options("node-api-follow")).await;
     // Exits on request with all lines on disk; see above for containerd 1.6.
-    let script = "mkfifo /tmp/go; echo begin; read go < /tmp/go; \
+    let script = "echo begin; until [ -e /go/begin ]; do sleep 0.1; done; \
                   i=0; while [ $i -lt 20000 ]; do \
                     echo line $i; i=$((i+1)); [ $((i%100)) -gt 0 ] || sleep 0.01; \
                   done; \
-                  read go < /tmp/go; exit 0";
-    let mut pod = pods::bound(pods::script("counter", script));
+                  until [ -e /go/end ]; do sleep 0.1; done";
+    let scratch = node.scratch();
+    let go = async |name: &str| tokio::fs::write(scratch.join(name), "").await.unwrap();
+    let mut pod = pods::bound(pods::with_dir(pods::script("counter", script), &scratch, "/go"));
     pod["spec"]["restartPolicy"] = json!("Never");
     node.api().create_pod(pod);
     let seen = node.wait_ready("counter").await;
     let follower = Follower::start(kubectl(&node, &["logs", "-f", "counter"])).await;
-    let go = async || {
-        let line = ["exec", "counter", "--", "sh", "-c", "test -p /tmp/go && echo go > /tmp/go"];
-        let go = run(&node, &line).await;
-        if go.status.success() { Ok(()) } else { Err(text(&go.stderr)) }
-    };
-    until("the pipe of the container", LONG, go).await;
+    go("begin").await;
     let dir = node.pod_logs_dir().join(format!("default_counter_{}", seen.uid())).join("main");
     let id = seen.container("main").id.trim_start_matches("containerd://").to_owned();
     let mut rotated = 0;
@@ -280,13 +277,7 @@ async fn a_follower_gets_every_line_once_across_rotations() {
         if last { Ok(()) } else { Err(format!("{rotated} rotations")) }
     })
     .await;
-    // The end of the container may kill the command that causes it.
-    until("the end of the container", LONG, async || {
-        let went = go().await;
-        let pod = node.api().get("pods", "default", "counter").unwrap();
-        if pod["status"]["phase"] == "Succeeded" { Ok(()) } else { went }
-    })
-    .await;
+    go("end").await;
     assert!(rotated > 1, "the log was rotated {rotated} times only");
     let all = follower.rest(LONG).await;
     let want: String = (0..20_000).map(|i| format!("line {i}\n")).collect();
@@ -306,22 +297,20 @@ async fn a_follower_gets_every_line_once_while_quintlet_rotates_compresses_and_d
     let extra = flags.map(|flag| ("pod-sync", flag)).to_vec();
     let node = Node::start(Options { extra, ..options("node-api-rotation") }).await;
     // Counts until it is stopped, and exits with all lines on disk; see above for containerd 1.6.
-    let script = "echo begin; until [ -e /tmp/go ]; do sleep 0.1; done; \
-                  i=0; while [ ! -e /tmp/enough ]; do \
+    let script = "echo begin; until [ -e /go/begin ]; do sleep 0.1; done; \
+                  i=0; while [ ! -e /go/enough ]; do \
                     echo a line of some length, number $i; i=$((i+1)); [ $((i%100)) -gt 0 ] || sleep 0.05; \
                   done; \
-                  echo $i > /tmp/counted; until [ -e /tmp/end ]; do sleep 0.1; done; exit 0";
-    let mut pod = pods::bound(pods::script("counter", script));
+                  echo $i > /go/counted; until [ -e /go/end ]; do sleep 0.1; done";
+    let scratch = node.scratch();
+    let go = async |name: &str| tokio::fs::write(scratch.join(name), "").await.unwrap();
+    let mut pod = pods::bound(pods::with_dir(pods::script("counter", script), &scratch, "/go"));
     pod["spec"]["restartPolicy"] = json!("Never");
     node.api().create_pod(pod);
     let seen = node.wait_ready("counter").await;
     let follower = Follower::start(kubectl(&node, &["logs", "-f", "counter"])).await;
-    let exec = async |script: &str| {
-        let done = run(&node, &["exec", "counter", "--", "sh", "-c", script]).await;
-        if done.status.success() { Ok(text(&done.stdout)) } else { Err(text(&done.stderr)) }
-    };
 
-    until("the container begins", LONG, async || exec("touch /tmp/go").await).await;
+    go("begin").await;
     let dir = node.pod_logs_dir().join(format!("default_counter_{}", seen.uid())).join("main");
     let names = || -> Vec<String> {
         let entries = std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().file_name());
@@ -338,10 +327,10 @@ async fn a_follower_gets_every_line_once_while_quintlet_rotates_compresses_and_d
     .await;
     assert!(names().len() <= KEPT + 1, "one may just be compressed: {:?}", names());
 
-    until("the file is created in the container", LONG, async || exec("touch /tmp/enough").await).await;
+    go("enough").await;
     let counted: usize = until("the number of lines", LONG, async || {
-        let output_text = exec("cat /tmp/counted").await?;
-        output_text.trim().parse().map_err(|e| format!("{e}: {output_text:?}"))
+        let counted = tokio::fs::read_to_string(scratch.join("counted")).await.unwrap_or_default();
+        counted.trim().parse().map_err(|e| format!("{e}: {counted:?}"))
     })
     .await;
     let last = format!("number {}\n", counted - 1);
@@ -353,7 +342,7 @@ async fn a_follower_gets_every_line_once_while_quintlet_rotates_compresses_and_d
         if live.ends_with(&last) || before.contains(&last) { Ok(()) } else { Err(names()) }
     })
     .await;
-    until("the container is let go", LONG, async || exec("touch /tmp/end").await).await;
+    go("end").await;
     let all = follower.rest(LONG).await;
     let number = |line: &str| line.rsplit(' ').next().and_then(|n| n.parse::<usize>().ok());
     let wrong = all.lines().enumerate().find(|(want, line)| number(line) != Some(*want));

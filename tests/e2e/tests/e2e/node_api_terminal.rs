@@ -73,13 +73,14 @@ async fn a_kubectl_terminal_follows_the_size_of_the_users_terminal() {
 async fn the_log_of_the_previous_instance_is_followed_to_its_end() {
     let node = Node::start(options("node-api-previous")).await;
     // The first instance exits on request, a moment after its last line; the second one keeps running.
-    let script = "echo run; while [ ! -e /tmp/end ]; do sleep 0.1; done; echo over; sleep 1; exit 3";
-    let mut pod = pods::bound(pods::script("again", script));
+    let script =
+        "echo run; rm -f /go/end; until [ -e /go/end ]; do sleep 0.1; done; echo over; sleep 1; exit 3";
+    let scratch = node.scratch();
+    let mut pod = pods::bound(pods::with_dir(pods::script("again", script), &scratch, "/go"));
     pod["spec"]["restartPolicy"] = json!("Always");
     node.api().create_pod(pod);
     node.wait_ready("again").await;
-    let touch = kubectl(&node, &["exec", "again", "--", "touch", "/tmp/end"]).output();
-    assert!(tokio::time::timeout(LONG, touch).await.unwrap().unwrap().status.success());
+    tokio::fs::write(scratch.join("end"), "").await.unwrap();
     node.wait_pod("again", "a second instance", LONG, |pod| {
         pod.container("main").restarts == 1 && pod.is_ready()
     })

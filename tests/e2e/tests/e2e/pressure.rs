@@ -88,14 +88,8 @@ pub(crate) fn now(node: &Node, name: &str) -> Seen {
 const HOLD: &str = "until [ -e /go/now ]; do sleep 0.05; done";
 
 /// Adds the directory of [`let_go`] to all containers of a pod.
-fn held(node: &Node, mut pod: Value) -> Value {
-    pod["spec"]["volumes"] = json!([{"name": "go", "hostPath": {"path": node.scratch()}}]);
-    for kind in ["containers", "initContainers"] {
-        for container in pod["spec"][kind].as_array_mut().into_iter().flatten() {
-            container["volumeMounts"] = json!([{"name": "go", "mountPath": "/go"}]);
-        }
-    }
-    pod
+fn held(node: &Node, pod: Value) -> Value {
+    pods::with_dir(pod, &node.scratch(), "/go")
 }
 
 /// Ends the wait of held pods once the runtime has started the first container of each. A runtime subscribes

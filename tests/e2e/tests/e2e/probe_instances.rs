@@ -24,11 +24,9 @@ const TAKEN_OVER: Duration = Duration::from_secs(8);
 /// Returns a pod that is Ready while a file with its name is in the scratch directory of the node. Commands,
 /// twelve a second, would take a whole processor.
 fn pod(node: &Node, name: &str) -> Value {
-    let mut pod = pods::script(name, "trap 'exit 0' TERM; httpd -f -p 8080 -h /out & wait");
-    pod["spec"]["volumes"] = json!([{"name": "out", "hostPath": {"path": node.scratch()}}]);
-    let main = &mut pod["spec"]["containers"][0];
-    main["volumeMounts"] = json!([{"name": "out", "mountPath": "/out"}]);
-    main["readinessProbe"] = json!({
+    let server = pods::script(name, "trap 'exit 0' TERM; httpd -f -p 8080 -h /out & wait");
+    let mut pod = pods::with_dir(server, &node.scratch(), "/out");
+    pod["spec"]["containers"][0]["readinessProbe"] = json!({
         "httpGet": {"path": format!("/{name}"), "port": 8080},
         "periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 1,
     });

@@ -19,9 +19,7 @@ fn ends(name: &str, priority: i64, dir: &Path, held: bool) -> Value {
     let mut pod = pods::script(name, &script);
     pod["spec"]["priority"] = json!(priority);
     pod["spec"]["terminationGracePeriodSeconds"] = json!(300);
-    pod["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": dir}}]);
-    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
-    pods::bound(pod)
+    pods::bound(pods::with_dir(pod, dir, "/v"))
 }
 
 /// Lets a held pod terminate. Returns once the pod has read its FIFO.

@@ -113,10 +113,9 @@ async fn the_examples_and_clients_over_tcp_see_an_exit() {
     .await;
 
     let scratch = node.scratch();
-    let mut pod = pods::script("ends", "until [ -e /go/now ]; do sleep 0.1; done; exit 3");
+    let ends = pods::script("ends", "until [ -e /go/now ]; do sleep 0.1; done; exit 3");
+    let mut pod = pods::with_dir(ends, &scratch, "/go");
     pod["spec"]["restartPolicy"] = json!("Never");
-    pod["spec"]["volumes"] = json!([{"name": "go", "hostPath": {"path": &scratch}}]);
-    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "go", "mountPath": "/go"}]);
     node.pod_manifest(&pod);
     node.wait_pod("ends", "it runs", LONG, |pod| {
         pod.containers().values().any(|container| container.state == "running")

@@ -11,10 +11,9 @@ const LIMIT: Duration = Duration::from_millis(500);
 
 /// Returns a pod that is Ready while a file with its name is in the scratch directory of the node.
 fn pod(node: &Node, name: &str, period_ms: Option<&str>, handler: Value) -> Value {
-    let mut pod = pods::bound(pods::script(name, "trap 'exit 0' TERM; httpd -f -p 8080 -h /out & wait"));
-    pod["spec"]["volumes"] = json!([{"name": "out", "hostPath": {"path": node.scratch()}}]);
+    let server = pods::script(name, "trap 'exit 0' TERM; httpd -f -p 8080 -h /out & wait");
+    let mut pod = pods::bound(pods::with_dir(server, &node.scratch(), "/out"));
     let main = &mut pod["spec"]["containers"][0];
-    main["volumeMounts"] = json!([{"name": "out", "mountPath": "/out"}]);
     main["readinessProbe"] = handler;
     main["readinessProbe"]["periodSeconds"] = json!(1);
     main["readinessProbe"]["failureThreshold"] = json!(3);
