@@ -48,7 +48,7 @@ mod terminal;
 mod wait;
 pub mod work;
 
-pub use node::{NODE, NODE_API_UID, Node, Options, Runtime, arguments, page, unmount_all};
+pub use node::{Machine, NODE, NODE_API_UID, Node, Options, Runtime, arguments, page, unmount_all};
 pub use seen::Seen;
 pub use terminal::Terminal;
 pub use wait::{LONG, until};

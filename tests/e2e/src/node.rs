@@ -187,12 +187,31 @@ impl std::fmt::Debug for Node {
     }
 }
 
+/// A node before its services start.
+#[expect(missing_debug_implementations, reason = "the API server has none")]
+pub struct Machine<'a> {
+    /// Directory of the files of the node: `root`, `pod-logs` and `manifests`.
+    pub base: &'a Path,
+    /// The runtime of this node alone.
+    pub containerd: &'a Containerd,
+    /// The API server in memory.
+    pub api: Option<&'a TestApi>,
+}
+
 impl Node {
     /// Starts all processes and waits until all five services serve.
     ///
     /// # Panics
     /// A part is missing or does not start, or the process is not root.
     pub async fn start(options: Options) -> Self {
+        Self::start_on(options, async |_| {}).await
+    }
+
+    /// Like [`Self::start`], and calls `prepare` before the services start.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    pub async fn start_on(options: Options, prepare: impl AsyncFnOnce(Machine<'_>)) -> Self {
         assert!(
             nix::unistd::geteuid().is_root(),
             "these tests make namespaces, mounts and cgroups: run them as root"
@@ -217,6 +236,7 @@ impl Node {
         if let Some(api) = &api {
             api.kubeconfig(&kubeconfig).expect("the kubeconfig can be written");
         }
+        prepare(Machine { base: base.path(), containerd: &containerd, api: api.as_ref() }).await;
         let paths = Paths::new(&dir("run"));
         let (kubeconfig, cluster) = match (&api, &options.real) {
             (Some(api), _) => (Some(kubeconfig), Some(Cluster::new(api.client(), NODE))),

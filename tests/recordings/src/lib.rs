@@ -5,7 +5,7 @@
 //! with the fake runtime in place of containerd. A fixture has the pod as that API server returned it, the
 //! objects that it refers to, and the facts: the requests as JSON (`wire`, `schema`), without values that
 //! differ between runs ([`facts`]). A [`history`] is recorded in the same way: a scenario, and the statuses,
-//! events and driver calls.
+//! events and driver calls. A [`node`] is what a kubelet leaves behind.
 
 pub mod cluster;
 pub mod compare;
@@ -13,6 +13,7 @@ pub mod facts;
 pub mod fixture;
 pub mod history;
 pub mod kubelet;
+pub mod node;
 pub mod registrar;
 pub mod runtime;
 mod schema;

@@ -1,4 +1,4 @@
-//! Decodes a protobuf message to JSON, by a table of its fields.
+//! Decodes a protobuf message to JSON and encodes it again, by a table of its fields.
 //!
 //! Bindings would drop fields that are newer than they are. A field that is not in the table is shown with
 //! its number. Default values are omitted, as on the wire. A message field that occurs several times is
@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use prost::encoding::{WireType, encode_varint};
 use serde_json::{Map, Value, json};
 
 /// A field of a message.
@@ -214,6 +215,97 @@ fn number(raw: &Raw<'_>) -> Result<u64, NotAMessage> {
     }
 }
 
+/// Reason why JSON is not a message of this type.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: not {expected}: {value}")]
+pub(crate) struct NotOfType {
+    field: String,
+    expected: &'static str,
+    value: String,
+}
+
+impl NotOfType {
+    fn new(field: &str, expected: &'static str, value: &Value) -> Self {
+        Self { field: field.to_owned(), expected, value: value.to_string() }
+    }
+}
+
+/// Encodes JSON of [`decode`].
+///
+/// # Errors
+/// Fails if a field is not in the table, or has another type there.
+pub(crate) fn encode(table: &[Field], value: &Value) -> Result<Vec<u8>, NotOfType> {
+    let mut out = Vec::new();
+    let map = value.as_object().ok_or_else(|| NotOfType::new("", "a message", value))?;
+    for (name, value) in map {
+        let field = table.iter().find(|f| f.name == name);
+        let field = field.ok_or_else(|| NotOfType::new(name, "a known field", value))?;
+        encode_field(field, value, &mut out)?;
+    }
+    Ok(out)
+}
+
+fn encode_field(field: &Field, value: &Value, out: &mut Vec<u8>) -> Result<(), NotOfType> {
+    let wrong = |expected| NotOfType::new(field.name, expected, value);
+    if matches!(field.kind, Kind::Map) {
+        for (key, value) in value.as_object().ok_or_else(|| wrong("a map"))? {
+            let text = value.as_str().ok_or_else(|| wrong("a map of texts"))?;
+            let mut entry = Vec::new();
+            bytes(1, key.as_bytes(), &mut entry);
+            bytes(2, text.as_bytes(), &mut entry);
+            bytes(field.number, &entry, out);
+        }
+        return Ok(());
+    }
+    if !field.many {
+        return encode_one(field, value, out);
+    }
+    let list = value.as_array().ok_or_else(|| wrong("a list"))?;
+    list.iter().try_for_each(|value| encode_one(field, value, out))
+}
+
+fn encode_one(field: &Field, value: &Value, out: &mut Vec<u8>) -> Result<(), NotOfType> {
+    let wrong = |expected| NotOfType::new(field.name, expected, value);
+    match field.kind {
+        Kind::Text => {
+            let text = value.as_str().ok_or_else(|| wrong("a text"))?;
+            bytes(field.number, text.as_bytes(), out);
+        }
+        Kind::Bool => {
+            let bool = value.as_bool().ok_or_else(|| wrong("a boolean"))?;
+            varint_field(field.number, u64::from(bool), out);
+        }
+        Kind::Int => {
+            let number = value.as_i64().ok_or_else(|| wrong("an integer"))?;
+            varint_field(field.number, number.cast_unsigned(), out);
+        }
+        Kind::Word(words) => {
+            let number = words.iter().position(|w| value == w).map(|n| n as u64).or_else(|| value.as_u64());
+            varint_field(field.number, number.ok_or_else(|| wrong("a name of the enum"))?, out);
+        }
+        Kind::Number => {
+            let number = value.as_i64().ok_or_else(|| wrong("an integer"))?;
+            let mut wrapped = Vec::new();
+            varint_field(1, number.cast_unsigned(), &mut wrapped);
+            bytes(field.number, &wrapped, out);
+        }
+        Kind::Map => return Err(wrong("a single value")),
+        Kind::Message(table) => bytes(field.number, &encode(table, value)?, out),
+    }
+    Ok(())
+}
+
+fn varint_field(number: u64, value: u64, out: &mut Vec<u8>) {
+    encode_varint(number << 3 | WireType::Varint as u64, out);
+    encode_varint(value, out);
+}
+
+fn bytes(number: u64, value: &[u8], out: &mut Vec<u8>) {
+    encode_varint(number << 3 | WireType::LengthDelimited as u64, out);
+    encode_varint(value.len() as u64, out);
+    out.extend_from_slice(value);
+}
+
 #[cfg(test)]
 mod tests {
     use prost::Message as _;
@@ -267,6 +359,18 @@ mod tests {
             "sandbox_config": {},
         });
         assert_eq!(decode(schema::CREATE_CONTAINER, &bytes), Ok(want.clone()));
+        let again = encode(schema::CREATE_CONTAINER, &want).unwrap();
+        assert_eq!(cri::CreateContainerRequest::decode(again.as_slice()), Ok(request));
+        for wrong in [
+            json!({"?99": [5]}),
+            json!({"pod_sandbox_id": 5}),
+            json!({"config": {"envs": {}}}),
+            json!({"config": {"labels": {"k": 1}}}),
+            json!({"config": {"tty": "yes"}}),
+            json!({"config": {"linux": {"security_context": {"namespace_options": {"pid": "OTHER"}}}}}),
+        ] {
+            assert!(encode(schema::CREATE_CONTAINER, &wrong).is_err(), "{wrong}");
+        }
 
         // The message in two parts, with an unknown field.
         let mut more = bytes.clone();

@@ -38,6 +38,7 @@ mod pressure;
 mod probe_instances;
 mod races;
 mod reboot;
+mod recorded_node;
 mod refusals;
 mod resize;
 mod shutdown;

@@ -312,6 +312,14 @@ impl TestApi {
         self.inner.server.store.create(resource, namespace, object).map(|o| o.as_ref().clone())
     }
 
+    /// Adds an object as another server had it, with its UID, its times and its status.
+    ///
+    /// # Errors
+    /// The resource is unknown.
+    pub fn restore(&self, resource: &str, namespace: &str, object: Value) -> Result<Value, ApiError> {
+        Ok(self.inner.server.store.restore(known(resource)?, namespace, object).as_ref().clone())
+    }
+
     /// Creates a pod in its namespace, or in `default`.
     ///
     /// # Panics

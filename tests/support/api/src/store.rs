@@ -196,6 +196,12 @@ impl Store {
         Ok(self.commit(&mut data, resource, key, ChangeKind::Added, object))
     }
 
+    /// Adds an object as it was, with its UID, its times and its status, like a database that is restored.
+    pub(crate) fn restore(&self, resource: &'static Resource, namespace: &str, object: Value) -> Arc<Value> {
+        let key = key(resource, namespace, text(&object["metadata"]["name"]));
+        self.commit(&mut self.data.lock(), resource, key, ChangeKind::Added, object)
+    }
+
     /// Reads, changes and writes an object. `change` edits a copy of the live object.
     pub(crate) fn update(
         &self,

@@ -76,6 +76,8 @@ struct Threads {
     list: Box<[MaybeUninit<u8>]>,
     // The `stat` of each thread that was seen: it is read again without being opened again.
     stats: HashMap<i32, File>,
+    // The number of links of `tasks`, which grows with the threads, at the time of the last list.
+    links: u64,
     // The thread that ran at the last look, which most probably still does.
     last: Option<i32>,
 }
@@ -85,7 +87,7 @@ impl Threads {
     fn new() -> Self {
         let tasks = File::open(TASKS).expect("a process has a list of its threads");
         let list = Box::new([MaybeUninit::uninit(); 8192]);
-        Self { own: kernel::thread(), tasks, list, stats: HashMap::new(), last: None }
+        Self { own: kernel::thread(), tasks, list, stats: HashMap::new(), links: 0, last: None }
     }
 
     /// Returns whether each thread sleeps. A thread that was woken and does not run yet does not sleep.
@@ -94,6 +96,29 @@ impl Threads {
         if self.last.and_then(|id| self.stats.get(&id)).and_then(state).is_some_and(runs) {
             return false;
         }
+        let Ok(links) = rustix::fs::fstat(&self.tasks).map(|task| task.st_nlink) else { return false };
+        if links == self.links
+            && let Some(rest) = self.known_rest()
+        {
+            return rest;
+        }
+        self.links = links;
+        self.listed_rest()
+    }
+
+    /// Returns whether each thread of the last list sleeps, or `None` if one of them has ended.
+    fn known_rest(&mut self) -> Option<bool> {
+        for (id, stat) in &self.stats {
+            if runs(state(stat)?) {
+                self.last = Some(*id);
+                return Some(false);
+            }
+        }
+        Some(true)
+    }
+
+    /// Lists the threads, and returns whether each of them sleeps.
+    fn listed_rest(&mut self) -> bool {
         if rustix::fs::seek(&self.tasks, SeekFrom::Start(0)).is_err() {
             return false;
         }
@@ -118,6 +143,8 @@ impl Threads {
             });
             if state.is_some_and(runs) {
                 self.last = Some(id);
+                // The rest of the list is unknown.
+                self.links = 0;
                 return false;
             }
         }
