@@ -19,8 +19,8 @@ use quintlet_testkit::fake_runtime::Method;
 use serde_json::{Value, json};
 use tonic::transport::Channel;
 
-/// Time without any change, in which each pod is synced once more (`--sync-frequency`), and housekeeping,
-/// the removal of dead containers and the status of the Node have taken place many times.
+/// Time without any change, in which each pod is synced again, and housekeeping, the removal of dead
+/// containers and the status of the Node have taken place several times.
 const UNCHANGED: Duration = Duration::from_secs(60);
 
 /// Operations that change something in the runtime, as the metric of a kubelet names them.
@@ -216,7 +216,7 @@ async fn instances(node: &Node) -> BTreeSet<String> {
 async fn the_pods_of_a_kubelet_are_taken_over_without_a_call_and_removed_completely() {
     let mut state = None;
     let extra = vec![("pod-sync", format!("--node-ip={}", node_ip()))];
-    let options = Options { extra, ..Options::with_api("recorded-node") };
+    let options = Options { extra, sync_frequency: "20s", ..Options::with_api("recorded-node") };
     let node = Node::start_on(options, async |machine| state = Some(restore(&machine).await)).await;
     let state = state.unwrap();
     let before = instances(&node).await;
@@ -244,6 +244,8 @@ async fn the_pods_of_a_kubelet_are_taken_over_without_a_call_and_removed_complet
     for uid in uids {
         node.wait_gone(uid).await;
     }
+    let removal = ["stop_container", "remove_container", "stop_podsandbox", "remove_podsandbox"];
+    assert_eq!(operations(&node).await.into_keys().collect::<BTreeSet<_>>(), removal.into());
     for cgroup in state.cgroups.iter().rev() {
         remove_cgroup(cgroup);
     }
