@@ -72,9 +72,9 @@ async fn a_kubectl_terminal_follows_the_size_of_the_users_terminal() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_log_of_the_previous_instance_is_followed_to_its_end() {
     let node = Node::start(options("node-api-previous")).await;
-    // The first instance exits on request, a moment after its last line; the second one keeps running.
-    let script =
-        "echo run; rm -f /go/end; until [ -e /go/end ]; do sleep 0.1; done; echo over; sleep 1; exit 3";
+    // The first instance takes the request and exits, a moment after its last line; the second one keeps
+    // running.
+    let script = "echo run; until [ -e /go/end ]; do sleep 0.1; done; rm /go/end; echo over; sleep 1; exit 3";
     let scratch = node.scratch();
     let mut pod = pods::bound(pods::with_dir(pods::script("again", script), &scratch, "/go"));
     pod["spec"]["restartPolicy"] = json!("Always");
