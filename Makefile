@@ -24,7 +24,7 @@ ifeq ($(TEST),test)
 export RUST_TEST_THREADS ?= 1
 endif
 
-.PHONY: all install build quick pgo dist test-dist check check-files test soak flaky fuzz test-skew test-chart test-takeover test-devices test-certificates idle-writes conformance test-runtimes histories vm bench bench-scale profile profile-heap run
+.PHONY: all install build quick pgo dist test-dist check check-files test soak flaky fuzz test-skew test-chart test-takeover test-devices test-certificates test-rotation idle-writes conformance test-runtimes histories vm bench bench-cluster bench-scale profile profile-heap run
 
 all: build
 
@@ -48,8 +48,9 @@ quick: install
 	for bin in $(BINS); do ln -sf quintlet $(QUICK_BIN_DIR)/$$bin; done
 
 # The release optimized by counts of its own execution, in target/pgo/bin. Needs root and an idle machine; takes as long as three builds.
+# PROFDATA=FILE repeats the build of another run, with its target/pgo/merged.profdata.
 pgo: install
-	BINS="$(BINS)" scripts/pgo.sh
+	BINS="$(BINS)" PROFDATA="$(PROFDATA)" scripts/pgo.sh
 
 # Packages of the binary of `make pgo`, or of BINARY, in target/dist: a tarball, .deb, .rpm, bill of materials, checksums.
 dist:
@@ -73,7 +74,7 @@ check: install
 	$(STEP) "documentation" env $(LINTED) scripts/doc.sh
 
 # The checks that need no build, as many at a time as there are processors. All failures are reported, each check's output as a whole.
-FILE_CHECKS := words docs helm-lint blocking parts comment-width unused-dependencies cargo-deny file-writes crate-lints module-graph public-paths paused-clock \
+FILE_CHECKS := words docs helm-lint blocking parts comment-width unused-dependencies cargo-deny file-writes crate-lints module-graph public-paths paused-clock imports \
 	systemd test-targets proto message-limits dockerfile shared-dependencies
 check-files:
 	$(MAKE) --no-print-directory --keep-going --output-sync=target -j$$(nproc) $(FILE_CHECKS:%=check-%)
@@ -146,6 +147,11 @@ test-certificates: quick
 	scripts/install.sh test
 	$(STEP) "certificates of pods" env BIN_DIR=$(QUICK_BIN_DIR) KUBERNETES=$(KUBERNETES) tests/cluster/certificates.sh
 
+# Rotates client and serving certificates of a minute under open streams, at a real API server. KUBERNETES is as for test-certificates. Needs root.
+test-rotation: quick
+	scripts/install.sh test
+	$(STEP) "rotation of certificates" env BIN_DIR=$(QUICK_BIN_DIR) KUBERNETES=$(KUBERNETES) tests/cluster/rotation.sh
+
 # Measures for 20 minutes what a node at rest writes to its disk; STANDALONE=yes is a node without an API server. KUBERNETES is as for test-chart. Needs root.
 idle-writes: build
 	scripts/install.sh test
@@ -172,20 +178,27 @@ test-runtimes:
 	done
 
 # Tests the node in a virtual machine, with the release. Needs root; docs/vm.md lists packages and cases. CASES="A B" runs some,
-# FROM=CASE those from one on, ACCEL=kvm uses KVM. NUMA=yes CASES=devices runs what needs two NUMA nodes.
+# FROM=CASE those from one on, ACCEL=kvm uses KVM. NUMA=yes CASES=devices runs what needs two NUMA nodes. KUBELET=FILE also runs the case replace.
 vm: build
 	scripts/install.sh vm
 	scripts/install.sh dist
-	$(CARGO) build --locked --release -p quintlet-testapi -p quintlet-device-plugin
+	$(CARGO) build --locked --release -p quintlet-testapi -p quintlet-device-plugin -p quintlet-dra-driver
 	quota_test=$$($(CARGO) test --locked --no-run --lib -p pod-sync-direct-volumes 2>&1 | sed -n 's/.*Executable.*(\(.*\))$$/\1/p') && \
-	BIN_DIR=$(CURDIR)/target/release QUOTA_TEST=$$quota_test CASES="$(CASES)" FROM="$(FROM)" ACCEL="$(ACCEL)" NUMA="$(NUMA)" KILLS="$(KILLS)" SEED="$(SEED)" tests/vm/run.sh
+	BIN_DIR=$(CURDIR)/target/release QUOTA_TEST=$$quota_test CASES="$(CASES)" FROM="$(FROM)" ACCEL="$(ACCEL)" NUMA="$(NUMA)" KILLS="$(KILLS)" SEED="$(SEED)" KUBELET="$(KUBELET)" tests/vm/run.sh
 	[ -n "$(CASES)" ] || BIN_DIR=$(CURDIR)/target/release CASES=devices ACCEL="$(ACCEL)" NUMA=yes tests/vm/run.sh
 	[ -n "$(CASES)" ] || BIN_DIR=$(CURDIR)/target/release CASES=package ACCEL="$(ACCEL)" tests/vm/run.sh
+	[ -n "$(CASES)" ] || [ -z "$(KUBELET)" ] || BIN_DIR=$(CURDIR)/target/release CASES=replace KUBELET="$(KUBELET)" ACCEL="$(ACCEL)" tests/vm/run.sh
 	[ -n "$(CASES)" ] || BIN_DIR=$(CURDIR)/target/release CASES=power KILLS="$(KILLS)" SEED="$(SEED)" ACCEL="$(ACCEL)" tests/vm/run.sh
 
 # Runs CASES random histories of a simulated node (`make test`: 60). A failure prints its seed. Needs root.
 histories:
 	QSIM_CASES=$(or $(CASES),2000) $(CARGO) test --locked -p quintlet-simulation --test simulation random:: -- --nocapture
+
+# Measures the release, that of `make pgo` if it was built, and a kubelet beside a real control plane. KUBERNETES is as for test-chart. Needs root and an
+# idle machine. ARGS="PODS=50 ROUNDS=1" are variables of the script.
+bench-cluster: build
+	scripts/install.sh test
+	$(STEP) "costs in a cluster" env KUBERNETES=$(KUBERNETES) $(ARGS) tests/cluster/cost.sh
 
 # Compares with the raw runtime in the same run, and with the kubelet that KUBELET names. Needs an idle machine.
 # ARGS="--pods 20 --rounds 1" for a quick look.
@@ -218,8 +231,8 @@ profile-heap: install
 		QUINTLET_BIN_DIR=$(CURDIR)/target/heap/release target/release/bench --rounds 1 --confined-rounds 0 --in-flight 16 --no-volumes $(ARGS) > /dev/null
 	PATH=$(CURDIR)/target/tools/bin:$$PATH scripts/heap-graphs.sh target/heap/release/quintlet target/profile/heap target/profile
 
-# Measures a relist of 18,000 containers on an in-memory runtime (CPU, memory, messages, latency of 50 watchers) and the lag of 1,000
-# probes. Needs an idle machine.
+# Measures a relist of 18,000 containers on an in-memory runtime (CPU, memory, messages, latency of 50 watchers) and the lag of 1,000 HTTP
+# and 200 exec probes, with ARGS such as --probe-instances 3 and --busy 4. Needs an idle machine.
 bench-scale: build
 	$(CARGO) build --locked --release -p quintlet-e2e --bin scale
 	mkdir -p target/bench

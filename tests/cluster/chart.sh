@@ -7,11 +7,11 @@
 #   BIN_DIR=DIR     directory of the built services (target/quick)
 #   WORK=DIR        a folder for all files, which is left in place (default: a temporary one)
 #
-# Needs root, helm, openssl, dockerd, containerd and CNI plugins. It runs in network and mount namespaces of its own.
+# Needs root, helm, openssl, curl, dockerd, containerd and CNI plugins. It runs in network and mount namespaces of its own.
 repo=$(cd "$(dirname "$0")/../.." && pwd)
 . "$repo/tests/cluster/preamble.sh"
 more_cgroups=quintlet
-need helm openssl dockerd docker containerd
+need helm openssl curl dockerd docker containerd
 make_machine
 
 say "images"
@@ -33,6 +33,9 @@ for archive in images pod-images; do
     ctr --address "$runtime" -n k8s.io images import "$work/$archive.tar" > "$work/logs/import-$archive.log"
 done
 
+certificate subscribers /CN=subscribers serverAuth "IP:$address"
+certificate watcher /CN=watcher clientAuth
+certificate other /CN=other clientAuth
 chart=$repo/charts/quintlet
 export KUBECONFIG="$work/admin.conf"
 
@@ -136,8 +139,11 @@ try_chart() {
     say "$case: helm install"
     kubectl create namespace quintlet > "$work/last"
     kubectl label namespace quintlet pod-security.kubernetes.io/enforce=privileged > "$work/last"
+    kubectl -n quintlet create secret generic subscribers --from-file=ca.crt="$pki/ca.crt" --from-file=tls.crt="$pki/subscribers.crt" \
+        --from-file=tls.key="$pki/subscribers.key" > "$work/last"
     helm install q "$chart" --namespace quintlet --set images.services.tag=test --set images.containerd.tag=test \
         --set bootstrap.enabled=true --set "bootstrap.server=$server" --set nodeApi.clientCAFile="$pki/ca.crt" \
+        --set subscribers.tls.listen=0.0.0.0:10270 --set subscribers.tls.secretName=subscribers --set 'subscribers.tls.names={watcher}' \
         --set-file config="$work/quintlet.yaml" "$@" > "$work/logs/install.log"
     wait_for 120 csr_is_there || fail "no request for a certificate"
     kubectl get csr -o name | xargs "$kubernetes/kubectl" certificate approve > "$work/last"
@@ -159,6 +165,11 @@ try_chart() {
     wait_for 30 used || fail "no usage of the pods"
     # What evictions for disk space and `kubectl describe node` need.
     measured || fail "no file system of images in /stats/summary"
+    for stream in Containers Probes Pods; do
+        wait_for 20 subscribed watcher "$stream" || fail "no $stream for a subscriber over TCP"
+    done
+    ! subscribed other Pods || fail "a subscriber of another name"
+    kubectl get --raw "/api/v1/nodes/$node/proxy/metrics" | grep -E '^quintlet_node_api_refused_subscribers_total\{.*reason="name".*\} 1$' || fail "it is not counted"
     problems=$(kubectl -n quintlet logs -l app.kubernetes.io/instance=q --all-containers --prefix --tail=-1 | grep '"level":"\(warn\|error\)"' |
         grep -v 'CAP_SYS_RESOURCE\|MissingClusterDNS' || true)
     expect "warnings of the services" "" "$problems"
@@ -205,6 +216,13 @@ try_chart() {
     expect "what is left" "" "$left"
     kubectl delete namespace quintlet --wait > "$work/last"
     kubectl delete csr --all > "$work/last"
+}
+# subscribed NAME STREAM: a client with this name gets the pods of the test from a stream, by a call of gRPC with an empty message.
+subscribed() {
+    # A stream does not end.
+    printf '\0\0\0\0\0' | curl -sS --http2 --max-time 2 --cacert "$pki/ca.crt" --cert "$pki/$1.crt" --key "$pki/$1.key" \
+        -H 'content-type: application/grpc' -H 'te: trailers' --data-binary @- "https://$address:10270/quintlet.subscribe.v1.$2/Watch" > "$work/stream" || true
+    grep -a web- "$work/stream"
 }
 fetched() {
     curl -fsS http://127.0.0.1:18080/greeting

@@ -3,6 +3,7 @@
 #   work        a folder for certificates, state and logs
 #   kubernetes  a folder with kube-apiserver, kube-controller-manager, kube-scheduler, kubectl and etcd
 #   address     the address of the API server, on an interface of this network namespace
+#   controllers the controllers to run, as kube-controller-manager takes them (all)
 #
 # Everything listens on loopback or on that address. `stop_all` stops what was started, by its process.
 
@@ -122,7 +123,7 @@ start_control_plane() {
     wait_for 120 kubectl get --raw /readyz
     start kube-controller-manager "$kubernetes/kube-controller-manager" --kubeconfig "$work/controller-manager.conf" \
         --use-service-account-credentials --service-account-private-key-file "$pki/sa.key" --root-ca-file "$pki/ca.crt" \
-        --cluster-signing-cert-file "$pki/ca.crt" --cluster-signing-key-file "$pki/ca.key" --leader-elect=false --bind-address 127.0.0.1
+        --cluster-signing-cert-file "$pki/ca.crt" --cluster-signing-key-file "$pki/ca.key" --leader-elect=false --bind-address 127.0.0.1 ${controllers:+--controllers "$controllers"}
     start kube-scheduler "$kubernetes/kube-scheduler" --kubeconfig "$work/scheduler.conf" --leader-elect=false --bind-address 127.0.0.1
     wait_for 60 kubectl get serviceaccount default
     wait_for 60 kubectl get --raw /openapi/v2

@@ -5,12 +5,14 @@
 #   KUBERNETES=DIR  a folder with etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet and kubectl
 #   BIN_DIR=DIR     directory of the built services (target/quick)
 #   CSI_DRIVER=FILE the CSI driver of the tests (target/debug/csi-driver)
+#   CONTAINERD=FILE the node's containerd (that of PATH); one of 2.1 and later also has a pod with an image as a volume
 #   WORK=DIR        a folder for all files, which is left in place (default: a temporary one)
 #
 # Needs root, openssl, containerd, CNI plugins, busybox-static, bash, curl, cc and python3. It runs in network and mount namespaces of its own.
 repo=$(cd "$(dirname "$0")/../.." && pwd)
 . "$repo/tests/cluster/preamble.sh"
 driver=${CSI_DRIVER:-$repo/target/debug/csi-driver}
+[ -z "${CONTAINERD:-}" ] || PATH=$(dirname "$CONTAINERD"):$PATH
 need openssl containerd busybox bash curl cc python3
 
 # fail WHAT: ends the test with what is of use after a failure.
@@ -47,9 +49,27 @@ exchange() {
     esac
     sleep "${SETTLE:-60}"
     [ "$(kubectl exec volumes -- cat /settings/color)" = blue ] || fail "$1: exec"
+    ! has_image_volumes || kubectl exec image-volume -- /image/bin/busybox true || fail "$1: exec in an image volume"
     kubectl logs web-probe > /dev/null || fail "$1: logs"
+    has_session || fail "$1: the session of the runtime has ended"
     containers > "$work/containers-$1"
     same_containers "$work/containers" "$work/containers-$1" || fail "$1: other containers"
+}
+
+# open_session: runs a command in a container through the runtime alone, as an operator with crictl or a debugger does.
+open_session() {
+    containers > "$work/containers"
+    session=$(sed -n 's/ web-probe web-probe RUNNING$//p' "$work/containers")
+    ctr --address "$runtime" -n k8s.io tasks exec --detach --exec-id session "$session" sleep 100000
+}
+
+has_session() {
+    ctr --address "$runtime" -n k8s.io tasks ps "$session" | grep -q session
+}
+
+# has_image_volumes: the runtime mounts images as volumes.
+has_image_volumes() {
+    [ "$(printf '%s\n2.1\n' "$(containerd --version | awk '{ print $3 }' | tr -d v)" | sort -V | head -n 1)" = 2.1 ]
 }
 
 # containers: the containers of the runtime with their state, without those of pods that change by themselves.
@@ -100,6 +120,7 @@ settled() {
     kubectl get pods | grep -q '^unready .*1/2 .*Running' || return 1
     kubectl get pods | grep -q '^rejected .*NodeAffinity' || return 1
     kubectl get pods | grep -q '^waiting-init .*Init:0/1' || return 1
+    ! has_image_volumes || kubectl wait --for=condition=Ready --timeout=1s pod/image-volume || return 1
 }
 
 # nothing_left: neither in the API server, nor in the runtime, nor on the disk.
@@ -132,6 +153,7 @@ say "pods of a kubelet"
 start csi-driver "$driver" --root "$root" --state "$work/csi" --node-id node
 agent "$kubernetes/kubelet"
 kubectl apply -f "$repo/tests/cluster/takeover/pods.yaml" > "$work/logs/apply.log"
+! has_image_volumes || kubectl apply -f "$repo/tests/cluster/takeover/image-volume.yaml" >> "$work/logs/apply.log"
 kubectl run web-probe --image=busybox:1 --command -- sh -c 'echo started; exec sleep infinity'
 wait_for 180 settled || fail "the pods do not settle"
 kubectl patch pod resized --subresource resize -p '{"spec":{"containers":[{"name":"main","resources":{"requests":{"cpu":"70m"},"limits":{"cpu":"120m"}}}]}}'
@@ -144,7 +166,7 @@ sleep "${SETTLE:-60}"
 start watch "$kubernetes/kubectl" --kubeconfig "$work/admin.conf" get pods -A --watch --output-watch-events -o json
 ln -s "$work/logs/watch.log" "$work/watch"
 sleep 5
-containers > "$work/containers"
+open_session
 [ "$(wc -l < "$work/containers")" -gt 60 ] || fail "too few containers"
 : > "$work/marks"
 # The differences that a kubelet makes without a change of the agent.

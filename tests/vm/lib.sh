@@ -50,11 +50,11 @@ becomes() {
 end() {
     if [ -e $state/failed ]; then
         {
-            systemctl --no-pager --full status 'quintlet-*' containerd
+            systemctl --no-pager --full status 'quintlet-*' kubelet containerd
             quintctl health
             quintctl pods
             objects events | jq -r '.items[] | "\(.involvedObject.name) \(.reason) \(.message)"' | tail -n 80
-            journalctl --no-pager -o short-monotonic -u 'quintlet-*' -n 400
+            journalctl --no-pager -o short-monotonic -u 'quintlet-*' -u kubelet -n 400
         } 2>&1 | grep -v '^$' | sed 's/^/log|/' > $result
         echo 'end|FAILED' > $result
     else

@@ -8,7 +8,8 @@
 #   KILLS=N      times that the machine's power is cut in the case power (20)
 #   SEED=N       seed of the times at which it is cut (random; printed)
 #   WINDOW=N     longest time in seconds from the start of a burst to the cut (40)
-#   BIN_DIR=DIR  directory of quintlet, testapi and quintlet-device-plugin (target/release)
+#   BIN_DIR=DIR  directory of quintlet, testapi, quintlet-device-plugin and quintlet-dra-driver (target/release)
+#   KUBELET=FILE  a static kubelet 1.35 or 1.36, for the case replace, which has a machine of its own
 #   QUOTA_TEST=FILE  unit tests of pod-sync-direct-volumes, for the case quotas
 #   UNITS=DIR    directory of the units (docker/systemd)
 #   VM_DIR=DIR   directory of the machine's disks, kept between runs (target/vm)
@@ -69,7 +70,7 @@ cp -r "$here"/guest.sh "$here"/lib.sh "$here"/setup.sh "$here"/cases "$here"/pod
     "$here"/testapi.service "$payload/"
 cp "$repo"/docker/containerd/quintlet.conflist "$payload/"
 cp "${UNITS:-$repo/docker/systemd}"/quintlet* "$payload/systemd/"
-for binary in quintlet testapi quintlet-device-plugin; do
+for binary in quintlet testapi quintlet-device-plugin quintlet-dra-driver; do
     [ -x "$bin_dir/$binary" ] || { say "no $bin_dir/$binary"; exit 1; }
     strip -o "$payload/bin/$binary" "$bin_dir/$binary"
 done
@@ -82,8 +83,14 @@ kills=0
 if grep -qx power "$payload/list"; then kills=${KILLS:-20}; fi
 echo "$kills" > "$payload/kills"
 seed=${SEED:-$(date +%s)}
+# The kubelet that Quintlet replaces.
+if grep -qx replace "$payload/list"; then
+    [ "$(wc -l < "$payload/list")" = 1 ] || { say "the case replace runs alone: CASES=replace"; exit 1; }
+    [ -x "${KUBELET:-}" ] || { say "the case replace needs KUBELET=FILE, a kubelet that can be executed; it is '${KUBELET:-}'"; exit 1; }
+    cp "$KUBELET" "$payload/bin/kubelet"
+fi
 # The .deb of the binary, for a node that it is installed on.
-if grep -qx package "$payload/list"; then
+if grep -qx -e package -e replace "$payload/list"; then
     "$repo/scripts/dist.sh" "$bin_dir/quintlet" "$vm/packages" > /dev/null
     mkdir "$payload/packages"
     cp "$vm"/packages/quintlet_*.deb "$payload/packages/"

@@ -38,10 +38,14 @@ install_packages() {
     sed -i "s|^ExecStart=.*|& --tls --certificate /var/lib/vm/testapi.pem --sign|" /etc/systemd/system/testapi.service
 }
 
-# join: with a token that the API server does not check.
-join() {
+# bootstrap_kubeconfig: has a token that the API server does not check.
+bootstrap_kubeconfig() {
     jq '.users[0].user = {token: "abcdef.0123456789abcdef"}' /etc/quintlet/kubeconfig > /etc/kubernetes/bootstrap-kubelet.conf
     chmod 0600 /etc/kubernetes/bootstrap-kubelet.conf
+}
+
+join() {
+    bootstrap_kubeconfig
     of_pod_sync="--bootstrap-kubeconfig /etc/kubernetes/bootstrap-kubelet.conf --kubeconfig /etc/kubernetes/kubelet.conf"
     sed -i -e "/^POD_SYNC_ARGS=/s|--kubeconfig /etc/quintlet/kubeconfig|$of_pod_sync|" \
         -e 's|--kubeconfig /etc/quintlet/kubeconfig|--kubeconfig /run/quintlet/credentials/kubeconfig|' /etc/default/quintlet
@@ -80,6 +84,8 @@ set_up() {
     systemctl daemon-reload
     systemctl enable --now --quiet testapi
     until_true 120 test -s /etc/quintlet/kubeconfig
+    # The case replace starts a kubelet instead.
+    [ ! -e $here/bin/kubelet ] || { touch $state/set-up; return; }
     [ ! -d $here/packages ] || join
     cp $here/pods/vm.yaml $manifests/vm.yaml
     install -D -m 0644 $here/config.yaml /etc/quintlet/config.yaml

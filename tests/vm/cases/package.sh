@@ -8,6 +8,12 @@ subject_of() {
     awk '/BEGIN CERT/ { inside = 1 } inside { print } /END CERT/ { exit }' "$1" | openssl x509 -noout -subject -nameopt RFC2253 2>&1
 }
 
+# is_of_node FILE: the certificate has the subject of this node and no other part, in any order.
+is_of_node() {
+    subject_of "$1" | sed 's/^subject= *//' | tr ',' '\n' | sort | xargs | tee /tmp/subject
+    [ "$(cat /tmp/subject)" = "CN=system:node:$node O=system:nodes" ]
+}
+
 # requested COUNT: as many certificates were requested of this API server, whose objects end with the machine.
 requested() {
     request GET $requests | jq -r '[.items[] | "\(.spec.signerName) \(.spec.username // "")"] | length' | tee /tmp/requested
@@ -33,7 +39,8 @@ run() {
     for unit in $units; do becomes 180 "$unit runs" is_active "$unit"; done
     becomes 300 "quintctl health: all serve" quintctl health
     becomes 60 "one certificate was requested" requested 1
-    check "its subject is the node" "$(subject_of $client)" sh -c "[ -L $client ] && grep -q . $client"
+    check "its subject is the node" "$(subject_of $client)" is_of_node $client
+    check "the current certificate is a link" "$(readlink $client)" test -L $client
     check "the kubeconfig has no token" "" sh -c '! grep -qi token /etc/kubernetes/kubelet.conf'
     cksum < "$(readlink -f $client)" > $state/client
     echo package > $state/reboots
