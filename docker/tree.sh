@@ -69,6 +69,7 @@ cri/node-api 0 $node_api 2750
 cri/probe 0 $probe 2750
 podsync 0 $watch 2750
 pleg $pleg $watch 2750
+followers/1/pleg $pleg $watch 2750
 probe $probe $node_api 2750
 status $reporter $node_api 2750
 node-api $node_api $node_api 0700

@@ -83,7 +83,7 @@ find "$work" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 rm -f "$out"/quintlet*
 cp "$doc/sbom.cdx.json" "$out/quintlet-$version.cdx.json"
 
-# The tarball has the tree of the package, and the unit for kubeadm.
+# The tarball has the tree of the first package.
 tar --create --directory "$tree" --sort=name --owner=root:0 --group=root:0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" --format=gnu . |
     gzip -9n > "$out/quintlet-$version-linux-$arch.tar.gz"
 

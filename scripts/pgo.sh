@@ -9,6 +9,7 @@
 #   LLVM_PROFDATA=FILE  llvm-profdata of the compiler's LLVM version (rustup's, which is installed if it is missing)
 #   PROFILE=NAME        profile of cargo (release)
 #   PODS=N              pods of the counted run, after which as many restart (100)
+#   PROFDATA=FILE       a merged profile of an earlier run, which repeats its build: counts nothing. Each run keeps target/pgo/merged.profdata
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -17,23 +18,35 @@ profile=${PROFILE:-release}
 pods=${PODS:-100}
 host=$(rustc -vV | sed -n 's/^host: //p')
 llvm_profdata=${LLVM_PROFDATA:-$(rustc --print target-libdir)/../bin/llvm-profdata}
-[ -x "$llvm_profdata" ] || rustup component add llvm-tools
+# The places of the sources differ between builders, and debug information and panics name them.
+remap="--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo --remap-path-prefix=$PWD=/quintlet"
 
 # build DIR FLAG: with a target, so that the build's own scripts and macros are compiled without the flag.
 build() {
-    CARGO_TARGET_DIR=$1 RUSTFLAGS=$2 cargo build --locked --profile "$profile" --target "$host" -p quintlet
+    CARGO_TARGET_DIR=$1 RUSTFLAGS="$2 $remap" cargo build --locked --profile "$profile" --target "$host" -p quintlet
     for bin in ${BINS:?names of the services, as make pgo sets them}; do
         ln -sf quintlet "$1/$host/$profile/$bin"
     done
 }
 
-rm -rf "$pgo/counts" "$pgo/merged.profdata"
-build "$pgo/counting" "-Cprofile-generate=$pgo/counts"
-cargo build --locked --profile "$profile" -p quintlet-e2e --bin scale
-QUINTLET_BIN_DIR=$pgo/counting/$host/$profile "target/$profile/scale" \
-    --node-pods "$pods" --flapping "$pods" --pods "$((10 * pods))" --relists 3 --exits "$pods" --probes "$pods" --probe-seconds 10 \
-    --watchers 5 --probe-watchers 5 > "$pgo/counted.json"
-"$llvm_profdata" merge -o "$pgo/merged.profdata" "$pgo/counts"
+# count: the merged profile of a build that counts.
+count() {
+    [ -x "$llvm_profdata" ] || rustup component add llvm-tools
+    rm -rf "$pgo/counts" "$pgo/merged.profdata"
+    build "$pgo/counting" "-Cprofile-generate=$pgo/counts"
+    cargo build --locked --profile "$profile" -p quintlet-e2e --bin scale
+    QUINTLET_BIN_DIR=$pgo/counting/$host/$profile "target/$profile/scale" \
+        --node-pods "$pods" --flapping "$pods" --pods "$((10 * pods))" --relists 3 --exits "$pods" --probes "$pods" --probe-seconds 10 \
+        --watchers 5 --probe-watchers 5 > "$pgo/counted.json"
+    "$llvm_profdata" merge -o "$pgo/merged.profdata" "$pgo/counts"
+}
+
+if [ -n "${PROFDATA:-}" ]; then
+    mkdir -p "$pgo"
+    [ "$(realpath "$PROFDATA")" = "$pgo/merged.profdata" ] || cp "$PROFDATA" "$pgo/merged.profdata"
+else
+    count
+fi
 build "$pgo" "-Cprofile-use=$pgo/merged.profdata"
 # The directory release has what ran during the build.
 ln -sfn "$host/$profile" "$pgo/bin"

@@ -1,9 +1,11 @@
 #!/bin/sh
-# Starts docker/compose.yaml with three instances of probe-service until pods are Ready, and removes everything again, on a private
-# Docker Engine. Prometheus of the profile `observe` runs, too: the binary of scripts/install.sh in place of its image.
+# Starts docker/compose.yaml with three instances of probe-service and a follower of pleg-service until pods are Ready, and removes
+# everything again, on a private Docker Engine. Two programs of the profile `observe` run, too: Prometheus, as the binary of
+# scripts/install.sh in place of its image, and the receiver of spans of the tests in place of the collector.
 #
 #   BIN_DIR=target/debug tests/compose.sh
 #
+# OTLP_RECEIVER is the receiver of spans (default: otlp-receiver in BIN_DIR).
 # Needs root, dockerd, docker, docker-compose, containerd, runc, CNI plugins, busybox-static and cc; no registry, and no
 # network of the host is touched.
 set -eu
@@ -17,7 +19,8 @@ export DOCKER_HOST="unix://$work/docker.sock"
 export COMPOSE_PROJECT_NAME="$project" COMPOSE_FILE="$repo/docker/compose.yaml"
 export QUINTLET_ROOT="$work/root" QUINTLET_MANIFESTS="$work/manifests" QUINTLET_CGROUP_ROOT="/$name" TAG=test
 # The engine has no network. Images of a registry are not there.
-export QUINTLET_NETWORK_MODE=none COMPOSE_PROFILES=probes QUINTLET_PROMETHEUS_IMAGE=prometheus:test
+export QUINTLET_NETWORK_MODE=none COMPOSE_PROFILES=probes,follower
+export QUINTLET_PROMETHEUS_IMAGE=prometheus:test QUINTLET_COLLECTOR_IMAGE=otlp-receiver:test
 export BIN_DIR="${BIN_DIR:-$repo/target/debug}"
 dockerd=
 
@@ -87,16 +90,25 @@ MAX_SIZE_MB=${MAX_SIZE_MB:-180} "$repo/docker/build-image.sh" > "$work/build.log
 
 prometheus=${CARGO_TARGET_DIR:-$repo/target}/tools/prometheus/usr/bin/prometheus
 [ -x "$prometheus" ] || { say "no $prometheus; run scripts/install.sh test"; exit 1; }
-mkdir -p "$work/prometheus/bin" "$work/prometheus/tmp"
-for file in "$prometheus" $(ldd "$prometheus" 2>/dev/null | grep -o '/[^ ]*' | sort -u); do
-    case $file in "$prometheus") place=/bin/prometheus ;; *) place=$file ;; esac
-    install -D -m 0755 "$(readlink -f "$file")" "$work/prometheus$place"
-done
-install -d -o 65534 -g 65534 "$work/prometheus/prometheus"
-tar -C "$work/prometheus" -cf "$work/tree.tar" .
-printf 'FROM scratch\nADD tree.tar /\nUSER 65534:65534\nENTRYPOINT ["/bin/prometheus"]\n' > "$work/Dockerfile"
-tar -C "$work" -c Dockerfile tree.tar | docker build -q -t prometheus:test - > "$work/build.log" 2>&1 || { cat "$work/build.log" >&2; exit 1; }
-rm -rf "$work/prometheus" "$work/tree.tar"
+receiver=${OTLP_RECEIVER:-$BIN_DIR/otlp-receiver}
+[ -x "$receiver" ] || { say "no $receiver; run cargo build -p quintlet-e2e --bin otlp-receiver"; exit 1; }
+# program_image IMAGE PROGRAM: an image that runs a program of this machine, with the libraries that it loads and a directory of its user.
+program_image() {
+    program=$(basename "$2")
+    mkdir -p "$work/image/bin" "$work/image/tmp"
+    install -m 0755 "$(readlink -f "$2")" "$work/image/bin/$program"
+    for library in $(ldd "$2" 2>/dev/null | grep -o '/[^ ]*' | sort -u); do
+        install -D -m 0755 "$(readlink -f "$library")" "$work/image$library"
+    done
+    install -d -o 65534 -g 65534 "$work/image/$program"
+    tar -C "$work/image" -cf "$work/tree.tar" .
+    printf 'FROM scratch\nADD tree.tar /\nUSER 65534:65534\nENTRYPOINT ["/bin/%s"]\n' "$program" > "$work/Dockerfile"
+    tar -C "$work" -c Dockerfile tree.tar | docker build -q -t "$1" - > "$work/build.log" 2>&1 || { cat "$work/build.log" >&2; exit 1; }
+    rm -rf "$work/image" "$work/tree.tar"
+}
+program_image prometheus:test "$prometheus"
+strip -o "$work/otlp-receiver" "$receiver"
+program_image otlp-receiver:test "$work/otlp-receiver"
 
 say "docker-compose up"
 docker-compose up -d > "$work/up.log" 2>&1 || { cat "$work/up.log" >&2; exit 1; }
@@ -109,7 +121,8 @@ web_is_ready() {
 }
 logs() {
     docker-compose ps >&2 || true
-    for service in network containerd cri-proxy pleg-service probe-service probe-service-1 status-reporter pod-sync prometheus; do
+    for service in network containerd cri-proxy pleg-service pleg-follower probe-service probe-service-1 status-reporter pod-sync \
+        prometheus collector; do
         docker-compose logs --no-color --tail 30 "$service" >&2 || true
     done
 }
@@ -123,8 +136,10 @@ pod_named() {
 ready() {
     pods | tee "$work/pods" | grep -Eq "^$1[^ ]* +1/1 +Running" || { cat "$work/pods"; false; }
 }
+# The follower is not well while its leader is away.
 healthy() {
-    docker-compose exec -T pod-sync quintctl health
+    docker-compose exec -T pod-sync quintctl health &&
+        docker-compose exec -T pleg-follower quintctl --run-dir /run/quintlet/followers/1 health pleg-service
 }
 until_true 60 healthy || { logs; exit 1; }
 for instance in probe-0 probe-1 probe-2; do
@@ -144,6 +159,20 @@ until_true 60 query 'count(quintlet_cri_connected{service="cri-proxy"}==1)' 1 ||
 docker-compose exec -T containerd wget -q -O - http://127.0.0.1:9090/api/v1/rules > "$work/rules"
 [ "$(grep -o '"type":"alerting"' "$work/rules" | wc -l)" = "$(grep -c '^ *- alert:' "$repo/charts/quintlet/files/alerts.yaml")" ] ||
     { say "Prometheus has not all alerts:"; cat "$work/rules" >&2; exit 1; }
+
+say "spans of the services at the collector's address"
+docker-compose up -d collector > "$work/up.log" 2>&1 || { cat "$work/up.log" >&2; exit 1; }
+pod_named traced > "$work/manifests/traced.yaml"
+until_true 60 ready traced || { logs; exit 1; }
+spans_of() {
+    docker-compose logs --no-color collector | tee "$work/answer"
+    grep -q "spans of $1\$" "$work/answer"
+}
+# status-reporter has spans of writes to an API server only.
+for service in cri-proxy pleg-service probe-service pod-sync; do
+    until_true 60 spans_of $service || { logs; exit 1; }
+done
+rm "$work/manifests/traced.yaml"
 
 # The IDs of the sandboxes and containers of the pod web.
 web_containers() {

@@ -119,7 +119,25 @@ done
 # A kubelet and this package are not installed together.
 dpkg-deb --field "$work/one"/quintlet-kubelet_*.deb Conflicts | grep -qx kubelet || fail "quintlet-kubelet does not conflict with kubelet"
 
-dpkg --root="$root" --purge quintlet-kubelet quintlet-dbgsym quintlet > "$work/dpkg" 2>&1 || { cat "$work/dpkg" >&2; fail "dpkg fails to purge"; }
+# purge PACKAGE...
+purge() {
+    dpkg --root="$root" --purge "$@" > "$work/dpkg" 2>&1 || { cat "$work/dpkg" >&2; fail "dpkg fails to purge $*"; }
+}
+purge quintlet-kubelet quintlet-dbgsym
+# While a unit of quintctl install runs the programs, the package is upgraded and not removed.
+for file in /var/lib/quintlet/install.json /etc/systemd/system/kubelet.service.d/zz-quintlet.conf; do
+    mkdir -p "$root$(dirname "$file")"
+    : > "$root$file"
+    for action in remove purge; do
+        ! dpkg --root="$root" --$action quintlet > "$work/dpkg" 2>&1 || fail "dpkg --$action succeeds while $file exists"
+        grep -q '^quintlet: .*: run quintctl uninstall first$' "$work/dpkg" || { cat "$work/dpkg" >&2; fail "dpkg --$action does not name quintctl uninstall"; }
+        attributes /usr/bin/quintlet "regular file 755 0 0"
+    done
+    install "$work/one"/quintlet_*.deb
+    rm "$root$file"
+done
+rmdir "$root/etc/systemd/system/kubelet.service.d"
+purge quintlet
 left=$(find "$root/usr" "$root/etc" "$root/run" -name '*quintlet*' -o -name kubelet.service -o -name kubelet)
 [ -z "$left" ] || fail "left after a purge: $left"
 

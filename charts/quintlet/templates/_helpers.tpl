@@ -105,7 +105,7 @@ imagePullPolicy: {{ $image.pullPolicy | default "IfNotPresent" }}
 {{/*
 The directories of each part below runDir, as `name: owner group mode`: owner and group are root or a name in `users`. Nothing
 for a directory that is another part's. A socket directory is mounted only into its server and its clients. The table of users and
-sockets is in ARCHITECTURE.md.
+sockets is in docs/design/sockets.md.
 */}}
 {{- define "quintlet.dirs" -}}
 cri-proxy:
@@ -317,16 +317,17 @@ pod-sync:
   ports:
     - { name: https, containerPort: {{ int $values.nodeApi.port }} }
   {{- end }}
-  {{- if or $named $env }}
   env:
-    {{- if $named }}
     - name: NODE_NAME
       valueFrom: { fieldRef: { fieldPath: spec.nodeName } }
+    {{- if not $named }}
+    # For traces: these services have no argument for the name.
+    - name: QUINTLET_NODE_NAME
+      value: $(NODE_NAME){{ $values.node.nameSuffix }}
     {{- end }}
     {{- with $env }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
-  {{- end }}
   securityContext:
     {{- if eq $part "pod-sync" }}
     # Mounts volumes for pods, which must reach the runtime: Kubernetes allows that to privileged containers only.

@@ -9,7 +9,7 @@ use crate::samples::{FieldValue, Meaning, read, samples};
 
 /// Each call, field and value that the last release does not have, and what happens beside a service of that
 /// release. A name without an entry fails the test below: decide first what an older peer does.
-const FALLBACKS: [(&str, &str); 25] = [
+const FALLBACKS: [(&str, &str); 26] = [
     ("quintlet.debug.v1.BuildReply.refused_peers", "an older service refuses no peer and sends none"),
     (
         "quintlet.debug.v1.Control.Profile",
@@ -66,6 +66,10 @@ const FALLBACKS: [(&str, &str); 25] = [
     (
         "quintlet.status.v1.RecordEventRequest.id",
         "an older status-reporter counts a repeated request as one more occurrence",
+    ),
+    (
+        "quintlet.status.v1.RecordEventRequest.trace",
+        "an older status-reporter writes the event without a span, and an older pod-sync sends none",
     ),
     (
         "quintlet.status.v1.StatusReporter.NodeVolumes",

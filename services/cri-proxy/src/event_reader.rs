@@ -10,6 +10,7 @@ use quintlet_cri_api::v1;
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::backoff::Backoff;
 use quintlet_kit::peer_startup::{PeerFailure, PeerStartup};
+use quintlet_kit::socket::CONNECT_INTERVAL;
 use quintlet_proto::runtime::v1 as pb;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -19,7 +20,7 @@ use crate::hints::{self, Hub, TOPICS};
 use crate::inflight::InFlight;
 use crate::metrics::Metrics;
 use crate::runtime_info::{RuntimeInfo, message_of};
-use crate::upstream::{RECONNECT_INTERVAL, Upstream};
+use crate::upstream::Upstream;
 
 /// Time after which an open stream counts as live. Go servers send no headers before the first event.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -66,7 +67,7 @@ impl EventReader {
     }
 
     async fn run_forever(&self) {
-        let mut backoff = Backoff::new(RECONNECT_INTERVAL, 2.0, MAX_PAUSE);
+        let mut backoff = Backoff::new(CONNECT_INTERVAL, 2.0, MAX_PAUSE);
         let mut runtime = PeerStartup::default();
         loop {
             match RuntimeInfo::of(&self.upstream).await {
@@ -80,7 +81,7 @@ impl EventReader {
                             format!("the runtime at {} went away: {why}", self.upstream.path().display());
                         self.set_info(&mut runtime, RuntimeInfo { error, ..RuntimeInfo::default() });
                     }
-                    tokio::time::sleep(RECONNECT_INTERVAL).await;
+                    tokio::time::sleep(CONNECT_INTERVAL).await;
                 }
                 Err(error) => {
                     let info = RuntimeInfo { error: error.clone(), ..RuntimeInfo::default() };
@@ -92,7 +93,7 @@ impl EventReader {
                         tokio::time::sleep(backoff.next_wait()).await;
                     } else {
                         backoff.reset();
-                        tokio::time::sleep(RECONNECT_INTERVAL).await;
+                        tokio::time::sleep(CONNECT_INTERVAL).await;
                     }
                 }
             }

@@ -48,10 +48,32 @@ pub struct RequestInfo {
     pub key: Option<CallKey>,
     /// The pod, if the request names it.
     pub pod_uid: Option<String>,
+    /// Namespace of the pod, if the request has it.
+    pub pod_namespace: Option<String>,
+    /// Name of the pod, if the request has it.
+    pub pod_name: Option<String>,
+    /// Name of the container to create.
+    pub container_name: Option<String>,
+    /// ID of the container, if the request is about one.
+    pub container_id: Option<String>,
     /// Registry of a pull.
     pub registry: Option<String>,
     /// Time limit in the request (StopContainer, ExecSync, CheckpointContainer), in seconds.
     pub seconds: Option<i64>,
+}
+
+impl RequestInfo {
+    /// Returns the attributes of the call's span that name its pod and its container.
+    pub(crate) fn attributes(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let attributes = [
+            ("k8s.pod.uid", &self.pod_uid),
+            ("k8s.namespace.name", &self.pod_namespace),
+            ("k8s.pod.name", &self.pod_name),
+            ("k8s.container.name", &self.container_name),
+            ("container.id", &self.container_id),
+        ];
+        attributes.into_iter().filter_map(|(key, value)| Some((key, value.as_deref()?)))
+    }
 }
 
 /// Requests whose first field is the ID of the object. That also holds for methods of later versions of the
@@ -111,9 +133,13 @@ pub(crate) fn parse(
         (RUNTIME, "RunPodSandbox") => {
             let request = v1::RunPodSandboxRequest::decode(bytes).map_err(unreadable)?;
             let metadata = request.config.and_then(|c| c.metadata).unwrap_or_default();
-            let parts =
-                vec![metadata.uid.clone(), metadata.namespace, metadata.name, metadata.attempt.to_string()];
-            RequestInfo { key: named(parts), pod_uid: non_empty(metadata.uid), ..RequestInfo::default() }
+            let parts = vec![
+                metadata.uid.clone(),
+                metadata.namespace.clone(),
+                metadata.name.clone(),
+                metadata.attempt.to_string(),
+            ];
+            RequestInfo { key: named(parts), ..of_pod(metadata) }
         }
         (RUNTIME, "CreateContainer") => {
             let request = CreateContainer::decode(bytes).map_err(unreadable)?;
@@ -122,26 +148,38 @@ pub(crate) fn parse(
             let parts = vec![
                 sandbox.uid.clone(),
                 request.pod_sandbox_id,
-                container.name,
+                container.name.clone(),
                 container.attempt.to_string(),
             ];
-            RequestInfo { key: named(parts), pod_uid: non_empty(sandbox.uid), ..RequestInfo::default() }
+            let container_name = non_empty(container.name);
+            RequestInfo { key: named(parts), container_name, ..of_pod(sandbox) }
         }
         // A stop with another grace period is another call: a shorter one must reach the runtime while the
         // first waits.
         (RUNTIME, "StopContainer") => {
             let request = v1::StopContainerRequest::decode(bytes).map_err(unreadable)?;
-            RequestInfo { key: exact(), seconds: Some(request.timeout), ..RequestInfo::default() }
+            RequestInfo {
+                key: exact(),
+                container_id: Some(request.container_id),
+                seconds: Some(request.timeout),
+                ..RequestInfo::default()
+            }
         }
         // Two hooks of one container may run concurrently.
         (RUNTIME, "ExecSync") => {
             let request = v1::ExecSyncRequest::decode(bytes).map_err(unreadable)?;
-            RequestInfo { key: exact(), seconds: Some(request.timeout), ..RequestInfo::default() }
+            RequestInfo {
+                key: exact(),
+                container_id: Some(request.container_id),
+                seconds: Some(request.timeout),
+                ..RequestInfo::default()
+            }
         }
         (RUNTIME, "CheckpointContainer") => {
             let request = v1::CheckpointContainerRequest::decode(bytes).map_err(unreadable)?;
             RequestInfo {
-                key: named(vec![request.container_id]),
+                key: named(vec![request.container_id.clone()]),
+                container_id: Some(request.container_id),
                 seconds: Some(request.timeout),
                 ..RequestInfo::default()
             }
@@ -150,13 +188,9 @@ pub(crate) fn parse(
         (IMAGE, "PullImage") => {
             let request = v1::PullImageRequest::decode(bytes).map_err(unreadable)?;
             let image = request.image.map(|i| i.image).unwrap_or_default();
-            let uid = request.sandbox_config.and_then(|c| c.metadata).map(|m| m.uid).unwrap_or_default();
-            RequestInfo {
-                key: exact(),
-                pod_uid: non_empty(uid),
-                registry: Some(registry_host(&image).to_owned()),
-                seconds: None,
-            }
+            let sandbox = request.sandbox_config.and_then(|c| c.metadata).unwrap_or_default();
+            let registry = Some(registry_host(&image).to_owned());
+            RequestInfo { key: exact(), registry, ..of_pod(sandbox) }
         }
         (IMAGE, "RemoveImage") => {
             let request = v1::RemoveImageRequest::decode(bytes).map_err(unreadable)?;
@@ -168,10 +202,20 @@ pub(crate) fn parse(
         (RUNTIME, "UpdateRuntimeConfig") => RequestInfo { key: named(Vec::new()), ..RequestInfo::default() },
         (_, _) => {
             let request = ById::decode(bytes).map_err(unreadable)?;
-            RequestInfo { key: named(vec![request.id]), ..RequestInfo::default() }
+            let container_id = method.contains("Container").then(|| request.id.clone());
+            RequestInfo { key: named(vec![request.id]), container_id, ..RequestInfo::default() }
         }
     };
     Ok(info)
+}
+
+fn of_pod(metadata: v1::PodSandboxMetadata) -> RequestInfo {
+    RequestInfo {
+        pod_uid: non_empty(metadata.uid),
+        pod_namespace: non_empty(metadata.namespace),
+        pod_name: non_empty(metadata.name),
+        ..RequestInfo::default()
+    }
 }
 
 fn non_empty(text: String) -> Option<String> {
@@ -247,6 +291,35 @@ mod tests {
         request.config.as_mut().unwrap().envs[0].value = b"A\xff\xfeB".to_vec();
         let info = parse(RUNTIME, "CreateContainer", &request.encode_to_vec().into()).unwrap();
         assert_eq!((info.key, info.pod_uid.as_deref()), (Some(want), Some("u")));
+    }
+
+    #[test]
+    fn the_attributes_of_a_span_name_the_pod_and_the_container_of_the_request() {
+        let attributes = |method, message: Vec<u8>| {
+            let info = parse(RUNTIME, method, &message.into()).unwrap();
+            info.attributes().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>()
+        };
+        let metadata = v1::PodSandboxMetadata {
+            name: "web".into(),
+            uid: "u".into(),
+            namespace: "default".into(),
+            attempt: 0,
+        };
+        let config = v1::PodSandboxConfig { metadata: Some(metadata), ..Default::default() };
+        let container = v1::ContainerMetadata { name: "c".into(), attempt: 0 };
+        let create = v1::CreateContainerRequest {
+            config: Some(v1::ContainerConfig { metadata: Some(container), ..Default::default() }),
+            sandbox_config: Some(config),
+            ..Default::default()
+        };
+        assert_eq!(
+            attributes("CreateContainer", create.encode_to_vec()),
+            ["k8s.pod.uid=u", "k8s.namespace.name=default", "k8s.pod.name=web", "k8s.container.name=c"]
+        );
+        let start = v1::StartContainerRequest { container_id: "c1".into() };
+        assert_eq!(attributes("StartContainer", start.encode_to_vec()), ["container.id=c1"]);
+        let stop = v1::StopPodSandboxRequest { pod_sandbox_id: "s1".into() };
+        assert_eq!(attributes("StopPodSandbox", stop.encode_to_vec()), [""; 0]);
     }
 
     #[test]

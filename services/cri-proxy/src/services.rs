@@ -148,6 +148,8 @@ impl pb::probe_exec_server::ProbeExec for ProbeExecService {
             )));
         }
         let seconds = i64::from(request.timeout_seconds);
+        let span = forward::span(PROBE_EXEC.service, PROBE_EXEC.method, Socket::Probe);
+        span.record("container.id", request.container_id.as_str());
         let exec = v1::ExecSyncRequest {
             container_id: request.container_id,
             cmd: request.command,
@@ -162,7 +164,6 @@ impl pb::probe_exec_server::ProbeExec for ProbeExecService {
             held: Reservation::default(),
             short_output: Some(MAX_OUTPUT),
         };
-        let span = forward::span(call.policy.service, call.policy.method, Socket::Probe);
         let reply = self.forwarder.run(&call).instrument(span).await;
         let status = reply.status();
         match status.code() {

@@ -11,14 +11,13 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2::SendRequest;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use quintlet_kit::gathered::Gathered;
+use quintlet_kit::socket::CONNECT_INTERVAL;
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use crate::reply::{Body, boxed};
 
-/// Minimum interval between connection attempts.
-pub const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 /// A local socket accepts connections at once, unless its backlog is full.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// HTTP/2 window of a stream: data of the runtime that may be unread.
@@ -150,7 +149,7 @@ impl Upstream {
         }
         state.sender = None;
         if let Some((at, why)) = &state.failed
-            && at.elapsed() < RECONNECT_INTERVAL
+            && at.elapsed() < CONNECT_INTERVAL
         {
             return Err(self.not_connected(why));
         }

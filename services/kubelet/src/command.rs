@@ -35,10 +35,12 @@ const OWN: [(&str, &str); 2] = [
 const CHECK: &str = "check";
 
 /// Flags of the kubelet without a field, and the service that has the same flag.
-const FORWARDED: [(&str, Service); 5] = [
+const FORWARDED: [(&str, Service); 7] = [
     ("cloud-provider", Service::StatusReporter),
+    ("housekeeping-interval", Service::NodeApi),
     ("image-credential-provider-bin-dir", Service::PodSync),
     ("image-credential-provider-config", Service::PodSync),
+    ("max-housekeeping-interval", Service::NodeApi),
     ("maximum-dead-containers-per-container", Service::PodSync),
     ("minimum-container-ttl-duration", Service::PodSync),
 ];

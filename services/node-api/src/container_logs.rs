@@ -7,6 +7,9 @@
 use axum::body::Body;
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
+use node_api_base::answer::{Answer, text, with_type};
+use node_api_base::pod_lookup::{self, Instance};
+use node_api_base::services::{Services, record_error};
 use quintlet_crilog::{Decoder, Flow, Options, Stream};
 use quintlet_proto::runtime::v1::container_logs_client::ContainerLogsClient;
 use quintlet_proto::runtime::v1::{LogChunk, ReadLogRequest};
@@ -14,9 +17,6 @@ use serde_json::Value;
 use tonic::Streaming;
 
 use crate::counters::Counters;
-use node_api_base::answer::{Answer, text, with_type};
-use node_api_base::pod_lookup::{self, Instance};
-use node_api_base::services::{Services, record_error};
 
 /// The parameters of a request (`PodLogOptions`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -13,13 +13,13 @@ use axum::body::Body;
 use bytes::Bytes;
 use futures::stream::{self, BoxStream, StreamExt as _};
 use http::StatusCode;
+use node_api_base::answer::{Answer, error, with_type};
 use quintlet_kit::task;
 use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 use tokio_util::io::ReaderStream;
 
 use crate::system_logs;
-use node_api_base::answer::{Answer, error, with_type};
 
 /// Maximum number of services in one query.
 const MAX_SERVICES: usize = 4;

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use node_api_access::limits::Limits;
 use quintlet_config::Loaded;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::notify::Liveness;
@@ -11,7 +12,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::run::StartError;
 use crate::{NodeApi, NodeApiArgs};
-use node_api_access::limits::Limits;
 
 /// Runs node-api as its own process. Exits with 64 on a usage error.
 #[must_use]

@@ -7,6 +7,14 @@ use axum::body::{Body, Bytes};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
+use node_api_access::User;
+use node_api_access::authn::{AuthenticationError, Identity};
+use node_api_access::authz::{AuthorizationError, required_permission};
+use node_api_access::limits::{Client, Network, Pool};
+use node_api_base::answer::{Answer, METRICS_TEXT, disabled, error, not_found, text, with_type};
+use node_api_base::services::Services;
+use node_api_base::uri::{decode_form, query, segments_after_first};
+use node_api_streams::Action;
 use quintlet_kit::contain::{Work, contained_request};
 use quintlet_kit::failpoint;
 use quintlet_telemetry::propagate;
@@ -21,14 +29,6 @@ use crate::state::ServerState;
 use crate::{
     allocated_pods, checkpoint, container_logs, debug_flags, health, pods, profiling, system_logs, trace,
 };
-use node_api_access::User;
-use node_api_access::authn::{AuthenticationError, Identity};
-use node_api_access::authz::{AuthorizationError, required_permission};
-use node_api_access::limits::{Client, Network, Pool};
-use node_api_base::answer::{Answer, METRICS_TEXT, disabled, error, not_found, text, with_type};
-use node_api_base::services::Services;
-use node_api_base::uri::{decode_form, query, segments_after_first};
-use node_api_streams::Action;
 
 /// Handles the requests of one port.
 #[derive(Debug, Clone)]

@@ -5,6 +5,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use node_api_access::authn::{Authenticator, Tokens};
+use node_api_access::authz::{Authorizer, Webhook};
+use node_api_access::cache::Cache;
+use node_api_access::limits::{ConnectionLimiter, Limits};
+use node_api_access::reload::ReloadedFiles;
+use node_api_access::review::{ReviewError, Reviewer};
+use node_api_access::tls::{self, ServingCertificate, TlsError};
+use node_api_access::x509::ClientCa;
+use node_api_base::services::Services;
+use node_api_statistics::{Stats, StatsPaths, SystemCgroups};
+use node_api_streams::StreamServer;
 use quintlet_config::Loaded;
 use quintlet_config::table::{ALLOCATED_PODS, CHECKPOINTS, HUGE_PAGE_AWARE_EVICTION, SPLIT_STREAMS};
 use quintlet_kit::clock::Clock;
@@ -26,17 +37,6 @@ use crate::server::{GRACE, Listener, STUCK_AFTER};
 use crate::state::{RequestSlots, ServerState, StatsPages};
 use crate::subscribers::{OpenPort, PortError, SubscriberPort};
 use crate::zpages::DebugPages;
-use node_api_access::authn::{Authenticator, Tokens};
-use node_api_access::authz::{Authorizer, Webhook};
-use node_api_access::cache::Cache;
-use node_api_access::limits::{ConnectionLimiter, Limits};
-use node_api_access::reload::ReloadedFiles;
-use node_api_access::review::{ReviewError, Reviewer};
-use node_api_access::tls::{self, ServingCertificate, TlsError};
-use node_api_access::x509::ClientCa;
-use node_api_base::services::Services;
-use node_api_statistics::{Stats, StatsPaths, SystemCgroups};
-use node_api_streams::StreamServer;
 
 /// Interval between attempts to bind the health port.
 const RETRY: Duration = Duration::from_secs(5);

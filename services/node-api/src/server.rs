@@ -17,6 +17,7 @@ use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use node_api_access::limits::{Client, ConnectionLimiter, Limits};
 use quintlet_kit::notify::Heartbeat;
 use quintlet_kit::task;
 use rustls::pki_types::CertificateDer;
@@ -29,7 +30,6 @@ use tokio_util::task::TaskTracker;
 use crate::connection::{ConnectionDecision, ConnectionState, ResponseBody, Streams, WriteTimeout};
 use crate::counters::Counters;
 use crate::long_target::{LongTarget, Rest};
-use node_api_access::limits::{Client, ConnectionLimiter, Limits};
 
 /// How long requests in flight may continue after the stop.
 pub(crate) const GRACE: Duration = Duration::from_secs(3);

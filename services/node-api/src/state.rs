@@ -4,6 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use node_api_access::authn::Authenticator;
+use node_api_access::authz::Authorizer;
+use node_api_access::limits::{Client, Limits, Pool, Slots};
+use node_api_base::services::Services;
+use node_api_statistics::Stats;
+use node_api_streams::StreamServer;
 use quintlet_kit::clock::Clock;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -13,12 +19,6 @@ use crate::log_query::LogQuery;
 use crate::metrics::MetricsCache;
 use crate::shared_page::SharedPage;
 use crate::zpages::DebugPages;
-use node_api_access::authn::Authenticator;
-use node_api_access::authz::Authorizer;
-use node_api_access::limits::{Client, Limits, Pool, Slots};
-use node_api_base::services::Services;
-use node_api_statistics::Stats;
-use node_api_streams::StreamServer;
 
 /// The pages of statistics.
 #[derive(Debug, Default)]

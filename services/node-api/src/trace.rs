@@ -31,8 +31,6 @@ pub(crate) fn request_span(method: &Method, route: &'static str, path: &str) -> 
         k8s.pod.name = field::Empty,
         k8s.pod.uid = field::Empty,
         k8s.container.name = field::Empty,
-        // The name in the spans of the other services.
-        pod.uid = field::Empty,
     );
     if OF_PODS.contains(&route) {
         let parts = segments_after_first(path);

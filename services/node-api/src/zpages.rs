@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use http::StatusCode;
+use node_api_base::answer::{Answer, json as json_answer, text};
+use node_api_base::services::Services;
 use parking_lot::Mutex;
 use quintlet_config::table::{Document, Service};
 use quintlet_config::{Config, json as config_json};
@@ -15,8 +17,6 @@ use serde_json::{Value, json};
 
 use crate::args::NodeApiArgs;
 use crate::negotiate::Form;
-use node_api_base::answer::{Answer, json as json_answer, text};
-use node_api_base::services::Services;
 
 /// The pages about the command line and configuration of this process, and the configurations of the others.
 #[derive(Debug)]

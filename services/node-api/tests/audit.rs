@@ -7,13 +7,14 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::Api;
 use http::Method;
 use node_api_access::limits::Limits;
 use parking_lot::Mutex;
 use tracing::field::{Field, Visit};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt as _};
+
+use common::Api;
 
 #[derive(Default, Clone)]
 struct Lines(Arc<Mutex<Vec<BTreeMap<&'static str, String>>>>);

@@ -7,13 +7,14 @@ mod common;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use common::{Api, TEST_TIMEOUT};
 use node_api_access::limits::Limits;
 use quintlet_proto::debug::v1::Span;
 use quintlet_telemetry::{TelemetryOptions, log_filter, ring};
 use quintlet_testkit::fake_runtime::{FakeRuntime, Method};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
+
+use common::{Api, TEST_TIMEOUT};
 
 /// The trace of the client, and its span.
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -67,7 +68,6 @@ async fn an_exec_is_a_span_of_its_clients_trace_until_the_stream_ends() {
         ("k8s.namespace.name", "default"),
         ("k8s.pod.name", "web"),
         ("k8s.pod.uid", "u1"),
-        ("pod.uid", "u1"),
     ];
     let named = span.attributes.iter().filter(|(key, _)| want.iter().any(|(wanted, _)| wanted == key));
     let named: BTreeMap<&str, &str> = named.map(|(key, value)| (key.as_str(), value.as_str())).collect();

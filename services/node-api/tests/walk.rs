@@ -3,11 +3,12 @@
 
 mod common;
 
-use common::{Api, new_ca};
 use http::{Method, StatusCode};
 use node_api::counters::ShareOf;
 use node_api_access::limits::{Limits, Pool, Share, Shares};
 use quintlet_testkit::certificates::{Authority, Identity};
+
+use common::{Api, new_ca};
 
 /// Returns the value of a counter on the page of metrics: the sum over all servers of this process.
 fn counted(name: &str, labels: &str) -> u64 {

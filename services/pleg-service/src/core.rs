@@ -7,6 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::notify::Heartbeat;
+use quintlet_kit::socket::CONNECT_INTERVAL;
 use quintlet_model::ids::PodUid;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
@@ -68,7 +69,7 @@ impl Default for Periods {
             threshold: crate::health::THRESHOLD,
             beat: Duration::from_secs(5),
             call: CALL,
-            reconnect: Duration::from_millis(100),
+            reconnect: CONNECT_INTERVAL,
         }
     }
 }

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use quintlet_kit::messages::Bounded;
 use quintlet_kit::neighbour::Neighbour;
 use quintlet_kit::server::HealthHandle;
+use quintlet_kit::socket::CONNECT_INTERVAL;
 use quintlet_kit::stack::Caller;
 use quintlet_model::convert::pod_runtime;
 use quintlet_model::ids::PodUid;
@@ -23,6 +24,7 @@ use quintlet_proto::pleg::v1 as pb;
 use quintlet_proto::pleg::v1::pleg_client::PlegClient;
 use quintlet_proto::pleg::v1::pleg_server::Pleg;
 use quintlet_proto::pleg::v1::watch_event::Event;
+use quintlet_telemetry::propagate;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -37,8 +39,6 @@ use crate::metrics::FollowerMetrics;
 use crate::readers::Readers;
 use crate::server::parsed_uid;
 
-/// Pause before a reconnection.
-const RECONNECT: Duration = Duration::from_millis(100);
 /// Pause after an invalid message, since the next snapshot most likely has it, too.
 const RETRY: Duration = Duration::from_secs(1);
 /// A leader that sends nothing for three beats is unavailable.
@@ -118,7 +118,7 @@ impl Follower {
                 tracing::warn!(leader = %self.socket.display(), error = %end, "leader unavailable");
                 is_reported = true;
             }
-            let pause = if matches!(end, End::Data(_)) { RETRY } else { RECONNECT };
+            let pause = if matches!(end, End::Data(_)) { RETRY } else { CONNECT_INTERVAL };
             tokio::time::sleep(self.peer.next_wait(pause)).await;
         }
     }
@@ -279,11 +279,12 @@ impl Pleg for Follower {
         &self,
         request: Request<pb::ObserveRequest>,
     ) -> Result<Response<pb::ObserveReply>, Status> {
-        let span = tracing::info_span!("Observe", pod.uid = request.get_ref().uid, forwarded = true);
+        let span = tracing::info_span!("Observe", k8s.pod.uid = request.get_ref().uid, forwarded = true);
         let mut leader = self.leader.clone();
         let health = async move { leader.observe(request.into_inner()).await };
-        let answer = health.instrument(span).await.map_err(|e| placed(e, &self.socket))?;
-        Ok(Response::new(answer.into_inner()))
+        let answer = health.instrument(span.clone()).await.map_err(|e| placed(e, &self.socket));
+        propagate::record_status(&span, &answer);
+        Ok(Response::new(answer?.into_inner()))
     }
 
     async fn lifecycle(

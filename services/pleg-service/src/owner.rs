@@ -16,7 +16,7 @@ use quintlet_model::runtime::{Cursor, SharedPodRuntime};
 use quintlet_telemetry::propagate;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use tracing::Instrument as _;
+use tracing::{Instrument as _, Span};
 
 use crate::core::Core;
 use crate::entry::{Inspection, InspectionEffect, PodState, effect_shows, is_visible};
@@ -138,12 +138,16 @@ pub(crate) async fn run(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
         for expected in &work.expects {
             expect(&mut expectations, expected.clone(), &entry, now);
         }
-        let span = tracing::info_span!("inspect", pod.uid = %uid);
+        let span = inspection_span(&uid, &entry);
         propagate::set_parent(&span, &work.trace);
         // Boxed, since thousands of owners are idle.
         let inspection =
-            Box::pin(inspect_once(&core, &mut entry, &uid, &work, &expectations).instrument(span));
+            Box::pin(inspect_once(&core, &mut entry, &uid, &work, &expectations).instrument(span.clone()));
         let answer = inspection.await;
+        if let Err(error) = &answer {
+            propagate::record_error(&span, &error.to_string());
+        }
+        drop(span);
         drop((slot, lane));
         retry = answer.is_err().then(|| deadline_after(Instant::now(), RETRY));
         let removed = core.removed.lock().take_visible(entry.record());
@@ -156,6 +160,16 @@ pub(crate) async fn run(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
             let _ = waiter.send(answer.clone());
         }
     }
+}
+
+fn inspection_span(uid: &PodUid, entry: &PodState) -> Span {
+    let pod = entry.record().map(|record| &record.pod);
+    tracing::info_span!(
+        "inspect",
+        k8s.pod.uid = %uid,
+        k8s.namespace.name = pod.map(|pod| &*pod.namespace),
+        k8s.pod.name = pod.map(|pod| &*pod.name),
+    )
 }
 
 /// An inspection in progress, until this is dropped.

@@ -56,9 +56,9 @@ impl Pleg for PlegService {
         &self,
         request: Request<pb::ObserveRequest>,
     ) -> Result<Response<pb::ObserveReply>, Status> {
-        let span = tracing::info_span!("Observe", pod.uid = request.get_ref().uid);
+        let span = tracing::info_span!("Observe", k8s.pod.uid = request.get_ref().uid);
         let request = request.into_inner();
-        async move {
+        let inspected = async move {
             let uid = pod_uid(&request.uid)?;
             // The IDs of the entry replace a list.
             let knows = !(request.sandboxes.is_empty() && request.containers.is_empty());
@@ -87,9 +87,10 @@ impl Pleg for PlegService {
                 Ok(Err(error)) => Err(Status::unavailable(error.to_string())),
                 Err(_) => Err(Status::unavailable("the service is stopping")),
             }
-        }
-        .instrument(span)
-        .await
+        };
+        let reply = inspected.instrument(span.clone()).await;
+        propagate::record_status(&span, &reply);
+        reply
     }
 
     async fn lifecycle(

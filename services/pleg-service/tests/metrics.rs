@@ -6,10 +6,11 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Bench, options};
 use pleg_service::traits::{HintEvent, HintKind};
 use quintlet_kit::clock::Clock;
 use quintlet_testkit::fake_runtime::ContainerSeed;
+
+use common::{Bench, options};
 
 fn value(text: &str, series: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())

@@ -21,6 +21,7 @@ use pod_sync_eviction_loop::{NodeControl, Scope, memory_alarm};
 use pod_sync_node_decisions::gc::{self, PodDisposition};
 use pod_sync_views::PodView;
 use pod_sync_volume_usage::Measured;
+use pod_sync_worker::context::{NodeConfig, Reporting, RuntimeAccess, WorkerControl};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task::blocking;
 use quintlet_model::ids::{ContainerId, PodUid};
@@ -30,7 +31,6 @@ use quintlet_proto::podsync::v1 as wire;
 use tokio::sync::Semaphore;
 
 use crate::image_gc::{self, ImageGcContext};
-use pod_sync_worker::context::{NodeConfig, Reporting, RuntimeAccess, WorkerControl};
 
 /// Longest measurement of the node. While a file system hangs, no pod is evicted for disk space.
 const MEASURE_TIMEOUT: Duration = Duration::from_secs(20);

@@ -23,6 +23,7 @@ mod certificate_args;
 mod checkpoint;
 mod claims;
 mod cpus;
+mod dead_foreign;
 mod devices;
 mod eviction;
 mod eviction_args;

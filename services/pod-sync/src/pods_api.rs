@@ -39,10 +39,12 @@ use tonic::{Code, Request, Response, Status};
 
 use self::events::{Watched, object};
 
-/// Calls of ListPods and GetPod per second, and their burst (`pkg/kubelet/apis/pods: DefaultQPS`,
+/// Calls of all methods per second, and their burst (`pkg/kubelet/apis/pods: DefaultQPS`,
 /// `DefaultBurstTokens`).
 const CALLS: u32 = 100;
 const BURST: u32 = 10;
+/// Open calls per connection, as in kubelet 1.38. A further call waits in its client.
+const STREAMS: u32 = 100;
 /// Watches at once. Agents of a node have one each; a client that leaks them gets an error before the node
 /// runs out of memory.
 const WATCHES: usize = 100;
@@ -65,7 +67,7 @@ pub(crate) async fn serve(
     listener: UnixListener,
     stop: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
-    let server = Server::new("pods-api").add_service(PodsServer::new(service));
+    let server = Server::new("pods-api").streams(STREAMS).add_service(PodsServer::new(service));
     server.serve(listener, PeerPolicy::root_and_self(), stop).await
 }
 
@@ -270,6 +272,7 @@ impl Pods for PodsApi {
         &self,
         _: Request<WatchPodsRequest>,
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
+        self.take_call()?;
         let opened = self.watch().await;
         // A watch that is open is counted with the status of its end.
         if let Err(status) = &opened {

@@ -187,18 +187,20 @@ impl Slot {
         // span.
         let span = match memory.last {
             ProbeResult::Success => Span::none(),
-            ProbeResult::Unknown => self.span(state.trace.as_ref()),
-            ProbeResult::Failure => self.span(None),
+            ProbeResult::Unknown => self.span(&memory, state.trace.as_ref()),
+            ProbeResult::Failure => self.span(&memory, None),
         };
         Some(Begun { probe: Arc::clone(&state.probe), memory, pod_ip: state.view.pod_ip.clone(), span })
     }
 
-    fn span(&self, trace: Option<&Trace>) -> Span {
+    fn span(&self, memory: &ProbeMemory, trace: Option<&Trace>) -> Span {
         let span = tracing::info_span!(
             "probe",
-            otel.name = %format_args!("{} probe {}", self.key.probe, self.key.container),
-            pod.uid = %self.key.uid,
-            container.name = %self.key.container,
+            k8s.pod.uid = %self.key.uid,
+            k8s.namespace.name = &*self.pod.namespace,
+            k8s.pod.name = &*self.pod.name,
+            k8s.container.name = %self.key.container,
+            container.id = %memory.container_id,
             probe.r#type = %self.key.probe,
             probe.outcome = tracing::field::Empty,
         );
@@ -224,8 +226,12 @@ impl Slot {
             // The kubelet does not count an attempt that returned an error, either.
             Attempt::Broken(Broken { error, .. }) => (ProbeAttempt::Unknown, None, error),
         };
-        let span = if passed || !begun.span.is_none() { begun.span.clone() } else { self.span(None) };
+        let span =
+            if passed || !begun.span.is_none() { begun.span.clone() } else { self.span(&memory, None) };
         span.record("probe.outcome", tracing::field::debug(result));
+        if !passed {
+            propagate::record_error(&span, output);
+        }
         let _entered = span.enter();
         if let Some(counted) = counted {
             shared.metrics.evaluated(&mut state.counters, &self.pod, &self.key, counted, took);

@@ -1,5 +1,6 @@
 //! `quintctl claims`: the drivers of dynamic resource allocation, and the claims that are prepared for pods.
 
+use quintctl_text::{NOTHING, clean, or_nothing, several, short_name, table};
 use quintlet_kit::args::paths::Paths;
 use quintlet_proto::podsync::v1::claims_client::ClaimsClient;
 use quintlet_proto::podsync::v1::{
@@ -10,7 +11,6 @@ use serde_json::{Value, json};
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
-use quintctl_text::{NOTHING, clean, or_nothing, several, short_name, table};
 
 /// Number of pods and of CDI devices of a claim in the table.
 const SHOWN: usize = 4;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use quintctl_text::{NOTHING, clean, or_nothing, short_name, table};
 use quintlet_kit::args::paths::Paths;
 use quintlet_model::cpu_list::CpuList;
 use quintlet_proto::podsync::v1::cpus_client::CpusClient;
@@ -14,7 +15,6 @@ use serde_json::{Value, json};
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
-use quintctl_text::{NOTHING, clean, or_nothing, short_name, table};
 
 /// Lists the CPUs.
 ///

@@ -1,5 +1,6 @@
 //! `quintctl devices`: the resources of device plugins, and the containers that hold their devices.
 
+use quintctl_text::{NOTHING, clean, or_nothing, several, short_name, table};
 use quintlet_kit::args::paths::Paths;
 use quintlet_proto::podsync::v1::devices_client::DevicesClient;
 use quintlet_proto::podsync::v1::{
@@ -10,7 +11,6 @@ use serde_json::{Value, json};
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
-use quintctl_text::{NOTHING, clean, or_nothing, several, short_name, table};
 
 /// Number of devices of a container in the table.
 const SHOWN: usize = 4;

@@ -1,5 +1,6 @@
 //! `quintctl events`: the newest events of pods, from pod-sync's memory.
 
+use quintctl_text::{age, clean, now_ns, or_nothing, table};
 use quintlet_kit::args::paths::Paths;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{EventView, GetPodRequest, ListEventsRequest};
@@ -9,7 +10,6 @@ use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::time;
-use quintctl_text::{age, clean, now_ns, or_nothing, table};
 
 /// Events of pods, oldest first.
 #[derive(Debug, Clone, clap::Args)]

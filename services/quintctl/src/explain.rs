@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use quintctl_text::{age, clean, moment, now_ns, or_nothing, took};
 use quintlet_kit::args::paths::Paths;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{
@@ -15,7 +16,6 @@ use crate::events::EventData;
 use crate::out::{Format, print};
 use crate::pods::{PodData, time, waiting};
 use crate::volumes::{VolumeData, explanation};
-use quintctl_text::{age, clean, moment, now_ns, or_nothing, took};
 
 /// Number of newest events in the text.
 const EVENTS: usize = 8;

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use quintctl_text::{clean, or_nothing, table};
 use quintlet_cri_api::v1::VersionRequest;
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::args::paths::Paths;
@@ -23,7 +24,6 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
-use quintctl_text::{clean, or_nothing, table};
 
 /// Time limit of the runtime's Version call, which does no work.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(2);

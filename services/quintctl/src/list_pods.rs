@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use quintctl_text::now_ns;
 use quintlet_kit::args::paths::Paths;
 use quintlet_proto::podsync::v1::ListPodsRequest;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
@@ -11,7 +12,6 @@ use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::{data, render, sort};
 use crate::screen;
-use quintctl_text::now_ns;
 
 /// List the pods of this node.
 #[derive(Debug, Clone, clap::Args)]

@@ -1,5 +1,6 @@
 //! `quintctl log-level`: shows or replaces the log filter of a running service.
 
+use quintctl_text::{clean, table};
 use quintlet_kit::args::paths::{CriSocket, Paths};
 use quintlet_proto::debug::v1::control_client::ControlClient;
 use quintlet_proto::debug::v1::{SetLogFilterReply, SetLogFilterRequest};
@@ -9,7 +10,6 @@ use crate::client::Peer;
 use crate::error::Error;
 use crate::health::ServiceArg;
 use crate::out::{Format, print};
-use quintctl_text::{clean, table};
 
 /// Show or change the log filter of a running service.
 #[derive(Debug, Clone, clap::Args)]

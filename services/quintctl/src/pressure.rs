@@ -1,6 +1,7 @@
 //! `quintctl pressure`: signals of evictions with their thresholds, conditions of the node, and the pod that
 //! is evicted next.
 
+use quintctl_text::{NOTHING, age, clean, now_ns, table};
 use quintlet_kit::args::paths::Paths;
 use quintlet_proto::podsync::v1::pressure_client::PressureClient;
 use quintlet_proto::podsync::v1::{
@@ -13,7 +14,6 @@ use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::time;
-use quintctl_text::{NOTHING, age, clean, now_ns, table};
 
 /// Age of a measurement above which it is reported as late, in nanoseconds. The interval is 10 s, and a
 /// measurement may take 20 s.

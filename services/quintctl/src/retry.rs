@@ -1,5 +1,6 @@
 //! `quintctl retry`: ends the back-off of a pod whose worker panicked, or whose work crashed pod-sync.
 
+use quintctl_text::clean;
 use quintlet_kit::args::paths::Paths;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{RetryReply, RetryRequest};
@@ -8,7 +9,6 @@ use serde::Serialize;
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
-use quintctl_text::clean;
 
 /// Retry a pod now that waits with reason InternalError.
 #[derive(Debug, Clone, clap::Args)]

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use crossterm::event::{Event, EventStream, KeyCode, KeyModifiers};
 use futures::StreamExt as _;
+use quintctl_measures::{Queue, cpu_seconds, memory, queues, sums, value};
+use quintctl_text::{NOTHING, age, clean, fit, table};
 use quintlet_cri_api::v1::{ContainerStatsFilter, ListContainerStatsRequest, ListContainerStatsResponse};
 use quintlet_kit::args::paths::Paths;
 use quintlet_kit::lists;
@@ -25,8 +27,6 @@ use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::display_name;
 use crate::{health, screen, version};
-use quintctl_measures::{Queue, cpu_seconds, memory, queues, sums, value};
-use quintctl_text::{NOTHING, age, clean, fit, table};
 
 /// Histograms of the time that work waits in a service: for a slot of the runtime, from an event of the
 /// runtime to its receipt, from the scheduled start of a probe, from a change of a pod's status to its write.

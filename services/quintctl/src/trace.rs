@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 
+use quintctl_text::{clean, fit, moment, took};
 use quintlet_kit::args::paths::Paths;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
 use quintlet_proto::debug::v1::{Span, TracesRequest};
@@ -14,7 +15,6 @@ use serde::Serialize;
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
-use quintctl_text::{clean, fit, moment, took};
 
 /// Width of the time axis, in characters.
 const AXIS: usize = 48;
@@ -23,7 +23,7 @@ const AXIS: usize = 48;
 const NAME: usize = 40;
 
 /// The span attribute with the UID of the pod.
-const POD_UID: &str = "pod.uid";
+const POD_UID: &str = "k8s.pod.uid";
 
 /// Show the operations of the services for a pod, with the duration of each step.
 #[derive(Debug, Clone, clap::Args)]
@@ -263,7 +263,7 @@ fn waterfall(out: &mut String, operation: &Operation, pod: &str, wide: bool) {
     let services = operation.spans.iter().map(|s| s.service.chars().count()).max().unwrap_or(0);
     let width = names.iter().map(|n| n.chars().count()).max().unwrap_or(0);
     let title = operation.spans.first().map(|s| clean(&s.name)).unwrap_or_default();
-    let pod = clean(pod);
+    let pod = pod_name(operation).unwrap_or_else(|| clean(pod));
     let head = if title.ends_with(&pod) { title } else { format!("{title} {pod}") };
     let id = operation.trace_id.get(..8).unwrap_or(&operation.trace_id);
     let total = took(operation.took_ns());
@@ -286,10 +286,19 @@ fn waterfall(out: &mut String, operation: &Operation, pod: &str, wide: bool) {
     }
 }
 
-/// Returns the name of a step with its container or image.
+/// Returns `NAMESPACE/NAME` of the pod, as the spans have it.
+fn pod_name(operation: &Operation) -> Option<String> {
+    operation.spans.iter().find_map(|step| {
+        let attribute = |key| step.attributes.get(key).filter(|value| !value.is_empty());
+        let (namespace, name) = (attribute("k8s.namespace.name")?, attribute("k8s.pod.name")?);
+        Some(format!("{}/{}", clean(namespace), clean(name)))
+    })
+}
+
+/// Returns the name of a step with its type of probe, its container or its image.
 fn step_name(step: &NestedSpan) -> String {
     let mut name = clean(&step.name);
-    for key in ["container.name", "image"] {
+    for key in ["probe.type", "k8s.container.name", "image"] {
         if let Some(value) = step.attributes.get(key)
             && !value.is_empty()
             && !name.contains(value.as_str())
@@ -419,7 +428,7 @@ mod tests {
     fn the_waterfall_has_service_name_bar_and_duration() {
         let mut failed = span(["0123456789", "b", "a"], "cri-proxy", "CreateContainer", (60, 110), "");
         failed.error = "Unknown: no\nspace".to_owned();
-        failed.attributes.insert("container.name".to_owned(), "app".to_owned());
+        failed.attributes.insert("k8s.container.name".to_owned(), "app".to_owned());
         failed.attributes.insert("queued_ms".to_owned(), "0.3".to_owned());
         let found = operations(
             vec![span(["0123456789", "a", ""], "pod-sync", "pod pass", (10, 110), "u"), failed],
@@ -438,6 +447,18 @@ cri-proxy    CreateContainer app (queued 0.3ms)  {half}   50.0ms  ! Unknown: no 
             )
         );
         assert!(render(&found, "web", &[], true).contains("queued_ms=0.3"));
+        let mut probe = span(["t", "a", ""], "probe-service", "probe", (10, 110), "u");
+        for (key, value) in [
+            ("k8s.namespace.name", "default"),
+            ("k8s.pod.name", "web"),
+            ("k8s.container.name", "app"),
+            ("probe.type", "Readiness"),
+        ] {
+            probe.attributes.insert(key.to_owned(), value.to_owned());
+        }
+        let shown = render(&operations(vec![probe], "u"), "u", &[], false);
+        assert!(shown.starts_with("probe default/web  "), "{shown}");
+        assert!(shown.contains("probe-service  probe Readiness app  "), "{shown}");
         let none = render(&[], "web", &["x does not answer".to_owned()], false);
         assert_eq!(none, "no recorded operations of web\nmissing spans: x does not answer\n");
     }

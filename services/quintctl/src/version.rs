@@ -1,5 +1,6 @@
 //! `quintctl version`: the versions of this program and of the running services.
 
+use quintctl_text::{NOTHING, age, clean, or_nothing, table};
 use quintlet_kit::args::paths::Paths;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
 use quintlet_proto::debug::v1::{BuildReply, BuildRequest};
@@ -8,7 +9,6 @@ use serde::Serialize;
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
-use quintctl_text::{NOTHING, age, clean, or_nothing, table};
 
 const OWN: &str = env!("CARGO_PKG_VERSION");
 

@@ -2,15 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::time::Duration;
 
+use quintlet_kit::socket::CONNECT_INTERVAL;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::watch_pods_event::Event;
 use quintlet_proto::podsync::v1::{PodView, SourceProblem, WatchPodsRequest};
 use tokio::sync::watch;
-
-/// Interval between attempts to connect to pod-sync.
-const RETRY: Duration = Duration::from_millis(100);
 
 /// The last state of the pods.
 #[derive(Debug, Clone, Default)]
@@ -55,7 +52,7 @@ pub(crate) async fn follow(socket: PathBuf, view: watch::Sender<View>) {
                 }
             }
         }
-        tokio::time::sleep(RETRY).await;
+        tokio::time::sleep(CONNECT_INTERVAL).await;
     }
 }
 
@@ -84,6 +81,8 @@ fn apply(view: &mut View, seen: &mut Option<BTreeSet<String>>, event: Option<Eve
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use quintlet_proto::podsync::v1::pod_sync_server::{PodSync, PodSyncServer};
     use quintlet_proto::podsync::v1::{
         ExplainReply, ExplainRequest, GetPodRequest, ListEventsReply, ListEventsRequest, ListPodsReply,

@@ -1,5 +1,6 @@
 //! `quintctl volumes`: volumes of pods, with their state, the call in progress and the last error.
 
+use quintctl_text::{NOTHING, age, clean, now_ns, or_nothing, short_name, table};
 use quintlet_kit::args::paths::Paths;
 use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
 use quintlet_proto::podsync::v1::{ListVolumesRequest, VolumeState, VolumeView};
@@ -9,7 +10,6 @@ use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::time;
-use quintctl_text::{NOTHING, age, clean, now_ns, or_nothing, short_name, table};
 
 /// List volumes of pods.
 #[derive(Debug, Clone, clap::Args)]

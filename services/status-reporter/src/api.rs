@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method, Request, header};
+use quintlet_kit::rate::{Rate, Throttle};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 
 use crate::clients::{Current, Purpose};
-use quintlet_kit::rate::{Rate, Throttle};
 
 /// Limit of one call.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);

@@ -6,11 +6,11 @@ use std::time::Duration;
 use clap::{ArgAction, Parser};
 use quintlet_config::ConfigArgs;
 use quintlet_kit::args::{CommonArgs, NodeArgs};
+use quintlet_kit::rate::Rate;
 use serde_json::{Value, json};
 
 use crate::node::cloud::CloudProvider;
 use crate::run::NodeReportSettings;
-use quintlet_kit::rate::Rate;
 
 /// Burst of pod writes if only their rate is set (`kubeAPIBurst` of the kubelet).
 const POD_BURST: u32 = 100;

@@ -346,13 +346,20 @@ impl Shared {
         else {
             return Self::ended(&self, &uid, None);
         };
-        let span = info_span!("write_status", pod.uid = %uid, version = update.stamp.version);
+        let span = info_span!(
+            "write status",
+            k8s.pod.uid = %uid,
+            k8s.namespace.name = update.namespace,
+            k8s.pod.name = update.name,
+            version = update.stamp.version,
+        );
         propagate::set_parent(&span, &update.trace);
         let now = seconds(self.clock.wall());
         let name = format!("{}/{}", update.namespace, update.name);
         let writing = Box::pin(async {
             failpoint::work!("write of a status");
-            write::write(api, &update, &mut memory, &mut room, may_defer, &now).instrument(span).await
+            let write = write::write(api, &update, &mut memory, &mut room, may_defer, &now);
+            write.instrument(span.clone()).await
         });
         let written = contained(Work::new(uid.as_str(), name), writing).await;
         let outcome = written.unwrap_or_else(|panic| {
@@ -360,6 +367,10 @@ impl Shared {
             memory = None;
             AttemptOutcome::Later(ApiFailure::Panicked(panic.to_string()))
         });
+        if let AttemptOutcome::Later(failure) = &outcome {
+            propagate::record_error(&span, &failure.to_string());
+        }
+        drop(span);
         match &outcome {
             AttemptOutcome::Later(failure) if failure.is_of_server() => {
                 self.gate.failed(failure.retry_after())

@@ -8,6 +8,7 @@ use std::time::Duration;
 use quintlet_kit::args::paths::Paths;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::neighbour::Neighbour;
+use quintlet_kit::rate::Rate;
 use quintlet_kit::server::{HealthHandle, Server};
 use quintlet_kit::socket::{self, PeerPolicy};
 use quintlet_proto::status::v1::status_reporter_server::StatusReporterServer;
@@ -31,7 +32,6 @@ use crate::node::volumes::VolumeBoard;
 use crate::node::{FactBoard, setters, skew};
 use crate::reporter::Reporter;
 use crate::service::Service;
-use quintlet_kit::rate::Rate;
 
 /// Limit of writes in flight after the stop signal.
 const DRAIN: Duration = Duration::from_secs(5);

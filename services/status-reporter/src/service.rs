@@ -13,10 +13,11 @@ use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::report_reply::Reply;
 use quintlet_proto::status::v1::report_request::Request as Inbound;
 use quintlet_proto::status::v1::status_reporter_server::StatusReporter;
+use quintlet_telemetry::propagate;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
-use tracing::{debug, warn};
+use tracing::{Instrument as _, Span, debug, info_span, warn};
 
 use crate::api::{ApiClient, ApiFailure};
 use crate::convert;
@@ -49,7 +50,7 @@ pub(crate) struct Service {
 }
 
 fn reply(reply: Reply) -> wire::ReportReply {
-    wire::ReportReply { reply: Some(reply), trace: quintlet_telemetry::propagate::current_trace() }
+    wire::ReportReply { reply: Some(reply), trace: propagate::current_trace() }
 }
 
 impl Service {
@@ -191,6 +192,7 @@ impl StatusReporter for Service {
         if !matches!(event.r#type.as_str(), "Normal" | "Warning") {
             return Err(Status::invalid_argument("type: neither Normal nor Warning"));
         }
+        let span = event_span(&event);
         let occurrence = Occurrence {
             kind: event.kind,
             namespace: if event.namespace.is_empty() {
@@ -210,10 +212,17 @@ impl StatusReporter for Service {
                 .filter(|at| *at > 0)
                 .and_then(|at| jiff::Timestamp::from_nanosecond(at.into()).ok()),
         };
-        match self.events.write(event.id, occurrence).await {
+        match self.events.write(event.id, occurrence).instrument(span.clone()).await {
             EventOutcome::Done => Ok(Response::new(wire::RecordEventReply { queued: true })),
-            EventOutcome::QueueFull => Ok(Response::new(wire::RecordEventReply { queued: false })),
-            EventOutcome::Stopped => Err(Status::unavailable("status-reporter is stopping")),
+            EventOutcome::QueueFull => {
+                propagate::record_error(&span, "the queue of events is full");
+                Ok(Response::new(wire::RecordEventReply { queued: false }))
+            }
+            EventOutcome::Stopped => {
+                let status = Status::unavailable("status-reporter is stopping");
+                propagate::record_error(&span, status.message());
+                Err(status)
+            }
         }
     }
 
@@ -231,6 +240,9 @@ impl StatusReporter for Service {
             not_ready: facts.not_ready,
             observed: Duration::from_nanos(facts.observed_boottime_ns),
         };
+        if let Some(trace) = propagate::continued_trace() {
+            self.facts.set_trace(trace.traceparent);
+        }
         if !self.facts.put(facts) {
             return Err(Status::resource_exhausted("source: too many sources"));
         }
@@ -270,13 +282,14 @@ impl StatusReporter for Service {
             convert::segment(&format!("pod.metadata.{field}"), text)?;
         }
         let node = self.node.clone();
+        let metadata = |field: &str| pod["metadata"][field].as_str().unwrap_or_default();
+        let span = mirror_span(metadata("namespace"), metadata("name"));
         // The call continues if its caller disconnects.
-        let work =
-            quintlet_kit::task::spawn(
-                "ensure-mirror",
-                async move { mirror::ensure(&api, &node, &pod).await },
-            );
-        let (uid, created) = finished(work.await)?;
+        let work = async move { mirror::ensure(&api, &node, &pod).await };
+        let work = quintlet_kit::task::spawn("ensure-mirror", work.instrument(span.clone()));
+        let made = finished(work.await);
+        propagate::record_status(&span, &made);
+        let (uid, created) = made?;
         Ok(Response::new(wire::EnsureMirrorReply { uid, created }))
     }
 
@@ -289,12 +302,40 @@ impl StatusReporter for Service {
         let namespace = convert::segment("namespace", mirror.namespace)?;
         let name = convert::segment("name", mirror.name)?;
         let uid = convert::segment("uid", mirror.uid)?;
-        let work = quintlet_kit::task::spawn("delete-mirror", async move {
-            mirror::delete(&api, &namespace, &name, &uid).await
-        });
-        let deleted = finished(work.await)?;
+        let span = mirror_span(&namespace, &name);
+        let work = async move { mirror::delete(&api, &namespace, &name, &uid).await };
+        let work = quintlet_kit::task::spawn("delete-mirror", work.instrument(span.clone()));
+        let deleted = finished(work.await);
+        propagate::record_status(&span, &deleted);
+        let deleted = deleted?;
         Ok(Response::new(wire::DeleteMirrorReply { deleted }))
     }
+}
+
+/// Returns the span of the write of an event, in the trace in which the event occurred. Other events have
+/// none: they are most events of the node.
+fn event_span(event: &wire::RecordEventRequest) -> Span {
+    if event.trace.is_none() {
+        return Span::none();
+    }
+    let of_pod = |text| Some(text).filter(|_| event.kind == "Pod");
+    let span = info_span!(
+        "write event",
+        k8s.pod.uid = of_pod(event.uid.as_str()),
+        k8s.namespace.name = of_pod(event.namespace.as_str()),
+        k8s.pod.name = of_pod(event.name.as_str()),
+        reason = event.reason,
+    );
+    propagate::set_parent(&span, &event.trace);
+    span
+}
+
+/// Returns the span of the write of a mirror pod. A call without a trace, such as a retry, has none.
+fn mirror_span(namespace: &str, name: &str) -> Span {
+    if propagate::continued_trace().is_none() {
+        return Span::none();
+    }
+    info_span!("write mirror pod", k8s.namespace.name = namespace, k8s.pod.name = name)
 }
 
 /// Serves one stream until the caller closes it or sends an invalid request.

@@ -120,6 +120,12 @@ impl TestDriver {
         *self.state.without_cdi.lock() = true;
     }
 
+    /// Writes a CDI file to this directory for each claim that is prepared, with a variable `CDI_CLAIM` that
+    /// is its name, and removes it once the claim is unprepared.
+    pub fn describe_devices_in(&self, dir: &Path) {
+        *self.state.cdi_dir.lock() = Some(dir.to_owned());
+    }
+
     /// Reports the health of devices: pool, device, health, message, and timeout in seconds.
     pub fn report_health(&self, devices: &[(&str, &str, health::HealthStatus, &str, i64)]) {
         let report =
@@ -147,6 +153,12 @@ impl TestDriver {
     #[must_use]
     pub fn informed(&self) -> Vec<Result<(), String>> {
         self.state.informed.lock().clone()
+    }
+
+    /// Returns the calls of the registration so far.
+    #[must_use]
+    pub fn registration_calls(&self) -> Vec<Method> {
+        self.state.registration_calls.lock().clone()
     }
 
     /// Returns the calls so far: version, method, and names of claims.

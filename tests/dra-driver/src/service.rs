@@ -166,6 +166,7 @@ pub(crate) struct WatcherService(pub(crate) Arc<DriverState>);
 #[tonic::async_trait]
 impl Registration for WatcherService {
     async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        self.0.registering(Method::GetInfo).await?;
         Ok(Response::new(PluginInfo {
             r#type: "DRAPlugin".to_owned(),
             name: self.0.name.lock().clone(),
@@ -178,6 +179,7 @@ impl Registration for WatcherService {
         &self,
         request: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        self.0.registering(Method::NotifyRegistrationStatus).await?;
         let status = request.into_inner();
         let result = if status.plugin_registered { Ok(()) } else { Err(status.error) };
         self.0.informed.lock().push(result);

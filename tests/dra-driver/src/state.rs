@@ -1,6 +1,7 @@
 //! The script of the driver, and a record of its calls.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 use quintlet_plugin_api::dra::v1 as api;
@@ -17,6 +18,10 @@ pub enum Method {
     NodeUnprepareResources,
     /// A stream of the health of devices.
     NodeWatchResources,
+    /// Name, endpoint and services for the registration.
+    GetInfo,
+    /// Result of the registration.
+    NotifyRegistrationStatus,
 }
 
 /// A fault of a method, until another one is set.
@@ -46,6 +51,8 @@ pub(crate) struct DriverState {
     // By name of the claim.
     pub(crate) devices: Mutex<BTreeMap<String, Vec<api::Device>>>,
     pub(crate) without_cdi: Mutex<bool>,
+    // Where prepared claims have a CDI file.
+    pub(crate) cdi_dir: Mutex<Option<PathBuf>>,
     pub(crate) calls: Mutex<Vec<String>>,
     // UIDs of claims.
     pub(crate) prepared: Mutex<BTreeSet<String>>,
@@ -53,6 +60,8 @@ pub(crate) struct DriverState {
     // Claims that were in two calls at the same time.
     pub(crate) overlaps: Mutex<Vec<String>>,
     pub(crate) informed: Mutex<Vec<Result<(), String>>>,
+    // Calls of the registration.
+    pub(crate) registration_calls: Mutex<Vec<Method>>,
     pub(crate) health: watch::Sender<Vec<health::DeviceHealth>>,
     pub(crate) health_ends: watch::Sender<u64>,
     // Number of accepted connections.
@@ -103,6 +112,17 @@ impl DriverState {
         let call = format!("{version} {method:?} {}", names.join(" ")).trim_end().to_owned();
         self.calls.lock().push(call);
         let in_call = self.begin(claims);
+        self.apply_fault(method).await?;
+        Ok(in_call)
+    }
+
+    /// Records a call of the registration, and waits or fails as the fault of the method says.
+    pub(crate) async fn registering(&self, method: Method) -> Result<(), Status> {
+        self.registration_calls.lock().push(method);
+        self.apply_fault(method).await
+    }
+
+    async fn apply_fault(&self, method: Method) -> Result<(), Status> {
         match self.fault(method) {
             Some(Fault::Hang) => std::future::pending().await,
             Some(Fault::Fail(code)) => return Err(Status::new(code, format!("{method:?} fails"))),
@@ -113,7 +133,7 @@ impl DriverState {
             }
             Some(Fault::FailClaim(_) | Fault::Skip(_) | Fault::Add(_)) | None => {}
         }
-        Ok(in_call)
+        Ok(())
     }
 
     /// Prepares claims. Returns the results by UID.
@@ -137,6 +157,9 @@ impl DriverState {
             self.prepared.lock().insert(claim.uid.clone());
             let scripted = self.devices.lock().get(&claim.name).cloned();
             let mut devices = scripted.unwrap_or_else(|| vec![device(&driver, &claim.name)]);
+            if let Some(dir) = self.cdi_dir.lock().as_deref() {
+                describe(dir, &driver, claim);
+            }
             if *self.without_cdi.lock() {
                 devices.iter_mut().for_each(|device| device.cdi_device_ids.clear());
             }
@@ -162,6 +185,10 @@ impl DriverState {
                 _ => {}
             }
             self.prepared.lock().remove(&claim.uid);
+            if let Some(dir) = self.cdi_dir.lock().as_deref() {
+                // A claim may be unprepared more than once.
+                let _ = std::fs::remove_file(cdi_file(dir, claim));
+            }
             results.insert(claim.uid.clone(), String::new());
         }
         if let Some(Fault::Add(uid)) = self.fault(Method::NodeUnprepareResources) {
@@ -180,4 +207,19 @@ fn device(driver: &str, claim: &str) -> api::Device {
         cdi_device_ids: vec![format!("{driver}/claim={claim}")],
         share_id: None,
     }
+}
+
+fn cdi_file(dir: &Path, claim: &api::Claim) -> PathBuf {
+    dir.join(format!("{}.json", claim.uid))
+}
+
+/// Writes the CDI file of the device that the driver prepares for a claim.
+fn describe(dir: &Path, driver: &str, claim: &api::Claim) {
+    let spec = serde_json::json!({
+        "cdiVersion": "0.5.0",
+        "kind": format!("{driver}/claim"),
+        "devices": [{"name": claim.name, "containerEdits": {"env": [format!("CDI_CLAIM={}", claim.name)]}}],
+    });
+    std::fs::create_dir_all(dir).expect("the directory of CDI files can be made");
+    std::fs::write(cdi_file(dir, claim), spec.to_string()).expect("the CDI file can be written");
 }

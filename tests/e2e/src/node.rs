@@ -247,6 +247,7 @@ impl Node {
         if options.node_api {
             prepare_node_api(base.path(), &paths);
         }
+        let node_name = cluster.as_ref().map_or(NODE, |cluster| cluster.node.as_str());
         let services = SERVICES
             .into_iter()
             .map(|name| {
@@ -257,7 +258,8 @@ impl Node {
                     args.extend([OsString::from("--node-api-port"), node_api_port.to_string().into()]);
                 }
                 let log = logs.dir.join(format!("{name}.log"));
-                let env = if options.own_clock { own_clock(base.path()) } else { Vec::new() };
+                let mut env = if options.own_clock { own_clock(base.path()) } else { Vec::new() };
+                env.push(("QUINTLET_NODE_NAME", node_name.into()));
                 let plan = ServiceCommand {
                     name,
                     binary: bin_dir.join(name),

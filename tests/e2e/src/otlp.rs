@@ -31,8 +31,31 @@ pub struct Span {
     pub parent: String,
     /// Name of the span.
     pub name: String,
+    /// Start, in nanoseconds since 1970.
+    pub start_unix_ns: u64,
+    /// End, in nanoseconds since 1970.
+    pub end_unix_ns: u64,
+    /// Trace ID and span ID of each linked span, in hex.
+    pub links: Vec<(String, String)>,
     /// Attributes with string values.
     pub attributes: BTreeMap<String, String>,
+}
+
+impl Span {
+    /// Returns an attribute, or an empty text.
+    #[must_use]
+    pub fn attribute(&self, key: &str) -> &str {
+        self.attributes.get(key).map_or("", String::as_str)
+    }
+}
+
+/// Returns the root of a trace.
+///
+/// # Panics
+/// The trace has no root.
+#[must_use]
+pub fn root(spans: &[Span]) -> &Span {
+    spans.iter().find(|span| span.parent.is_empty()).expect("a trace has a root")
 }
 
 #[derive(Debug, Clone, Default)]
@@ -52,7 +75,15 @@ impl Receiver {
     /// # Panics
     /// The loopback address cannot be bound.
     pub async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free loopback port can be bound");
+        Self::start_at("127.0.0.1:0").await
+    }
+
+    /// Starts a receiver at an address with a port.
+    ///
+    /// # Panics
+    /// The address cannot be bound.
+    pub async fn start_at(address: &str) -> Self {
+        let listener = TcpListener::bind(address).await.expect("the address can be bound");
         let endpoint = format!("http://{}", listener.local_addr().expect("a bound socket has an address"));
         let (spans, stop) = (Spans::default(), CancellationToken::new());
         let serve = tonic::transport::Server::builder()
@@ -71,6 +102,12 @@ impl Receiver {
         &self.endpoint
     }
 
+    /// Returns the names of the services whose spans have arrived.
+    #[must_use]
+    pub fn services(&self) -> BTreeSet<String> {
+        self.spans.0.lock().iter().map(|span| span.service.clone()).collect()
+    }
+
     /// Returns all spans so far.
     #[must_use]
     pub fn spans(&self) -> Vec<Span> {
@@ -83,8 +120,7 @@ impl Receiver {
     /// There is no such trace, or more than one, or a span's parent is not in the trace.
     pub fn tree(&self, root: &str, pod_uid: &str) -> Result<Vec<Span>, String> {
         let all = self.spans();
-        let is_root =
-            |s: &&Span| s.name == root && s.attributes.get("pod.uid").is_some_and(|uid| uid == pod_uid);
+        let is_root = |s: &&Span| s.name == root && s.attribute("k8s.pod.uid") == pod_uid;
         let roots: Vec<&Span> = all.iter().filter(is_root).collect();
         let [root] = roots[..] else { return Err(format!("{} spans {root:?}: {roots:?}", roots.len())) };
         if !root.parent.is_empty() {
@@ -117,6 +153,9 @@ impl TraceService for Spans {
                     parent: hex(&span.parent_span_id),
                     attributes: texts(&span.attributes),
                     name: span.name,
+                    start_unix_ns: span.start_time_unix_nano,
+                    end_unix_ns: span.end_time_unix_nano,
+                    links: span.links.iter().map(|l| (hex(&l.trace_id), hex(&l.span_id))).collect(),
                 });
             }
         }

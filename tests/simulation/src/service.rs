@@ -34,6 +34,9 @@ pub enum Service {
     Pleg,
     /// probe-service.
     Probe,
+    /// A second instance of probe-service, which shares the pods with the first one. Only tests of instances
+    /// start it.
+    SecondProbe,
     /// status-reporter, before the API server in memory.
     Status,
     /// pod-sync, which tests kill at failpoints.
@@ -41,7 +44,7 @@ pub enum Service {
 }
 
 impl Service {
-    /// All services, in their start order.
+    /// The services of a node, in their start order.
     pub const ALL: [Self; 5] = [Self::CriProxy, Self::Pleg, Self::Probe, Self::Status, Self::PodSync];
 
     /// Returns the name in log lines.
@@ -50,7 +53,7 @@ impl Service {
         match self {
             Self::CriProxy => "cri-proxy",
             Self::Pleg => "pleg-service",
-            Self::Probe => "probe-service",
+            Self::Probe | Self::SecondProbe => "probe-service",
             Self::Status => "status-reporter",
             Self::PodSync => "pod-sync",
         }
@@ -181,11 +184,8 @@ async fn run(service: Service, places: Places, stop: CancellationToken) {
     let work: LocalBoxFuture<'_, ()> = match service {
         Service::CriProxy => Box::pin(cri_proxy(&places, stop)),
         Service::Pleg => Box::pin(pleg(&places, stop)),
-        Service::Probe => Box::pin(async {
-            probe_service::run(places.paths().run(), "probe-0", &[], &places.subscribers, stop)
-                .await
-                .expect("probe-service serves");
-        }),
+        Service::Probe => Box::pin(probe(&places, "probe-0", stop)),
+        Service::SecondProbe => Box::pin(probe(&places, "probe-1", stop)),
         Service::Status => Box::pin(async {
             let config = status_reporter::run::Config {
                 paths: places.paths(),
@@ -209,6 +209,12 @@ async fn run(service: Service, places: Places, stop: CancellationToken) {
         }),
     };
     work.await;
+}
+
+async fn probe(places: &Places, id: &str, stop: CancellationToken) {
+    probe_service::run(places.paths().run(), id, &[], &places.subscribers, stop)
+        .await
+        .expect("probe-service serves");
 }
 
 async fn cri_proxy(places: &Places, stop: CancellationToken) {

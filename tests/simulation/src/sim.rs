@@ -26,6 +26,7 @@ use tonic::{Code, Status};
 
 use crate::cuts::Cuts;
 use crate::leftovers;
+use crate::permissions;
 use crate::seen::{EventSeen, Seen};
 use crate::service::{Places, Running, Service};
 use crate::watch::Watch;
@@ -510,8 +511,19 @@ impl Sim {
     /// Ends all services.
     ///
     /// # Panics
-    /// An invariant was violated.
+    /// An invariant was violated, or a service sent a request that docs/helm.md does not have.
     pub async fn finish(self) {
+        let requests = self.api.counts();
+        self.finish_beside_clients().await;
+        let undocumented = permissions::undocumented(requests.iter());
+        assert_eq!(undocumented, Vec::<String>::new(), "requests without a row in docs/helm.md");
+    }
+
+    /// Ends all services. The API server may have had requests of other clients.
+    ///
+    /// # Panics
+    /// An invariant was violated.
+    pub async fn finish_beside_clients(self) {
         self.runtime.unscript_all();
         let services = std::mem::take(&mut *self.services.lock());
         for (_, running) in services.into_iter().rev() {

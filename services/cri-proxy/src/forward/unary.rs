@@ -108,8 +108,8 @@ impl Forwarder {
                 return self.refused(row.method, Refusal { code: Code::InvalidArgument, message });
             }
         };
-        if let Some(uid) = &call.info.pod_uid {
-            Span::current().record("pod.uid", uid.as_str());
+        for (attribute, value) in call.info.attributes() {
+            Span::current().record(attribute, value);
         }
         let token = match FencingToken::read(given, socket == Socket::Sync).and_then(|token| {
             self.dispatcher.fence.check(token, self.dispatcher.clock.boot()).map(|()| token)

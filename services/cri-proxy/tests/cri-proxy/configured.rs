@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use crate::common::{Act, Bench, Script, good};
 use bytes::Bytes;
 use cri_proxy::policy::Socket;
 use cri_proxy::reply;
 use quintlet_cri_api::v1;
 use quintlet_kit::clock::Clock;
+
+use crate::common::{Act, Bench, Script, good};
 
 const STATUS: &str = "/runtime.v1.RuntimeService/ContainerStatus";
 const IMAGES: &str = "/runtime.v1.ImageService/ListImages";

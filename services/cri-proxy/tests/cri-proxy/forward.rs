@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Act, Bench, eventually, failing, good, got, headers};
 use bytes::Bytes;
 use cri_proxy::lists;
 use cri_proxy::policy::{self, CallDecision, Class, Socket};
@@ -15,6 +14,8 @@ use quintlet_kit::grant::GrantKey;
 use quintlet_proto::runtime::v1 as pb;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Semaphore;
+
+use crate::common::{Act, Bench, eventually, failing, good, got, headers};
 
 const START: &str = "/runtime.v1.RuntimeService/StartContainer";
 /// Number of calls in flight that fills the lane of starts.

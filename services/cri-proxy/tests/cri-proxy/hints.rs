@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Act, Bench, eventually, failing, good};
 use bytes::Bytes;
 use containerd_client::events::{TaskDelete, TaskExit};
 use containerd_client::types::Envelope;
@@ -15,6 +14,8 @@ use quintlet_kit::clock::Clock;
 use quintlet_proto::runtime::v1 as pb;
 use quintlet_proto::runtime::v1::runtime_event::Event;
 use tokio::sync::{Mutex, Semaphore, mpsc};
+
+use crate::common::{Act, Bench, eventually, failing, good};
 
 const SUBSCRIBE: &str = "/containerd.services.events.v1.Events/Subscribe";
 const CRI_EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Act, Bench, eventually, good};
 use bytes::Bytes;
 use cri_proxy::policy::Socket;
 use cri_proxy::reply;
 use quintlet_cri_api::v1;
+
+use crate::common::{Act, Bench, eventually, good};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 const IMAGE_FS: &str = "/runtime.v1.ImageService/ImageFsInfo";

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Act, Bench, eventually, failing, good, headers};
 use bytes::Bytes;
 use containerd_client::services::v1::{
     DeleteTaskRequest, GetRequest, GetResponse, KillRequest, WaitResponse,
@@ -17,6 +16,8 @@ use quintlet_kit::clock::Clock;
 use quintlet_proto::runtime::v1::ReadLogRequest;
 use quintlet_proto::runtime::v1::container_logs_client::ContainerLogsClient;
 use tokio::sync::{Mutex, mpsc};
+
+use crate::common::{Act, Bench, eventually, failing, good, headers};
 
 const LIST: &str = "/runtime.v1.RuntimeService/ListContainers";
 const START: &str = "/runtime.v1.RuntimeService/StartContainer";

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Act, Bench, Got, eventually, failing, good, headers, messages};
 use bytes::Bytes;
 use cri_proxy::forward::{MAX_BUFFERED, MIN_INTERVAL};
 use cri_proxy::policy::Socket;
@@ -15,6 +14,8 @@ use quintlet_kit::clock::Clock;
 use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Method, Options, Rule};
 use tokio::sync::{Mutex, mpsc};
 use tonic::Code;
+
+use crate::common::{Act, Bench, Got, eventually, failing, good, headers, messages};
 
 const LIST: &str = "/runtime.v1.RuntimeService/ListContainers";
 const STREAM: &str = "/runtime.v1.RuntimeService/StreamContainers";

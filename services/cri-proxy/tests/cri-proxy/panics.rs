@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::common::{Act, Bench, eventually, good, got, headers};
 use bytes::Bytes;
 use cri_proxy::policy::Socket;
 use cri_proxy::reply::{self, Frames};
@@ -14,6 +13,8 @@ use quintlet_kit::failpoint::{self, Failpoint, Observer, When};
 use quintlet_proto::runtime::v1::ReadLogRequest;
 use quintlet_proto::runtime::v1::container_logs_client::ContainerLogsClient;
 use tokio::sync::Semaphore;
+
+use crate::common::{Act, Bench, eventually, good, got, headers};
 
 const START: &str = "/runtime.v1.RuntimeService/StartContainer";
 const STATUS: &str = "/runtime.v1.RuntimeService/ContainerStatus";

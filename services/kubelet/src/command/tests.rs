@@ -117,7 +117,7 @@ fn each_flag_of_the_kubelet_has_its_verdict() {
                 let Err(Exit::Invalid(problems)) = run(&[&word]) else { panic!("{word} is accepted") };
                 assert_eq!(problems[0].text(), format!("--{}: {why}", row.name));
             }
-            FlagSupport::Same | FlagSupport::Instead(_) => {
+            FlagSupport::Same | FlagSupport::Instead(_) | FlagSupport::Ignored(_) => {
                 assert!(handled, "{word}")
             }
         }
@@ -125,6 +125,9 @@ fn each_flag_of_the_kubelet_has_its_verdict() {
     let (_, extra) = translated(FILE, &["--cloud-provider=external", "--contention-profiling"]).unwrap();
     assert_eq!(extra, ["status-reporter --cloud-provider=external", "node-api --contention-profiling=true"]);
     assert_eq!(translated(FILE, &["--cloud-provider="]).unwrap().1, [""; 0]);
+    // node-api warns of the flag.
+    let (_, extra) = translated(FILE, &["--housekeeping-interval=30s"]).unwrap();
+    assert_eq!(extra, ["node-api --housekeeping-interval=30s"]);
     for wrong in ["--no-flag-of-anybody", "--max-pods=many"] {
         assert_eq!(translated(FILE, &[wrong]).unwrap_err().code(), 64, "{wrong}");
     }

@@ -155,7 +155,7 @@ impl Services {
             // pod-sync also accepts the name of a static pod without the suffix of the node. kubectl never
             // sends it.
             Ok(view) if view.name == name && view.namespace == namespace => {
-                Span::current().record("k8s.pod.uid", &view.uid).record("pod.uid", &view.uid);
+                Span::current().record("k8s.pod.uid", &view.uid);
                 Ok(Some(view))
             }
             Ok(_) => Ok(None),

@@ -39,10 +39,13 @@ mod tests {
         for line in [
             "kubernetes_feature_enabled{name=\"ContainerCheckpoint\",stage=\"BETA\"} 1",
             "kubernetes_feature_enabled{name=\"PodLogsQuerySplitStreams\",stage=\"ALPHA\"} 0",
-            "kubernetes_feature_enabled{name=\"SidecarContainers\",stage=\"\"} 1",
+            "kubernetes_feature_enabled{name=\"DRANodeAllocatableResources\",stage=\"ALPHA\"} 0",
+            "kubernetes_feature_enabled{name=\"InPlacePodVerticalScalingInitContainers\",stage=\"\"} 1",
+            "kubernetes_feature_enabled{name=\"ResourceHealthStatusMessage\",stage=\"BETA\"} 1",
         ] {
             assert!(by_default.lines().any(|l| l == line), "{line}\n{by_default}");
         }
+        assert!(!by_default.contains("\"SidecarContainers\""), "kubelet 1.37 has removed the gate");
         let set = text(|name, default| if name == "PodLogsQuerySplitStreams" { true } else { default });
         assert!(set.contains("{name=\"PodLogsQuerySplitStreams\",stage=\"ALPHA\"} 1\n"), "{set}");
         let samples = by_default.lines().filter(|l| !l.starts_with('#')).count();

@@ -15,13 +15,13 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use http::StatusCode;
+use node_api_base::answer::{Answer, METRICS_TEXT, with_type};
+use node_api_base::services::{Services, Source};
 use parking_lot::Mutex;
 use quintlet_model::kubernetes::MINOR_VERSION;
 use tokio::time::Instant;
 
 use merge::{Part, merge};
-use node_api_base::answer::{Answer, METRICS_TEXT, with_type};
-use node_api_base::services::{Services, Source};
 
 /// Age at which the metrics of a probe-service instance that is gone are dropped.
 const MAX_AGE_OF_GONE: Duration = Duration::from_secs(300);

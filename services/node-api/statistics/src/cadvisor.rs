@@ -10,6 +10,9 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use jiff::Timestamp;
+use node_api_base::answer::{Answer, METRICS_TEXT, error, with_type};
+use node_api_base::pod_lookup;
+use node_api_base::services::Services;
 use quintlet_cgroups::stats::{CgroupStats, Detail};
 use quintlet_cri_api::v1;
 use quintlet_kit::{lists, task};
@@ -21,9 +24,6 @@ use super::machine::Machine;
 use super::machine_info::MachineInfo;
 use super::node_cgroups;
 use super::prometheus::{Text, labels, started, whole};
-use node_api_base::answer::{Answer, METRICS_TEXT, error, with_type};
-use node_api_base::pod_lookup;
-use node_api_base::services::Services;
 
 /// Most open files of a container whose sockets are counted: a link is read for each.
 const MOST_LINKS: usize = 16_384;

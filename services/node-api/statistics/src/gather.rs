@@ -11,6 +11,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use node_api_base::pod_lookup;
+use node_api_base::services::Services;
 use quintlet_cgroups::stats::{CgroupStats, Usage};
 use quintlet_cri_api::v1;
 use quintlet_kit::clock::Clock;
@@ -24,8 +26,6 @@ use super::paths::StatsPaths;
 use super::rates::Rates;
 use crate::host;
 use crate::runtime_stats::{self, SandboxStats};
-use node_api_base::pod_lookup;
-use node_api_base::services::Services;
 
 /// Network interfaces of a pod at most. A container may create any number of them, in a user namespace
 /// without a capability, and the pages have up to eight rows for each.

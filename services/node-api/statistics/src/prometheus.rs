@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use jiff::Timestamp;
+use node_api_base::pod_lookup;
 use quintlet_cri_api::v1;
 use serde_json::Value;
 
 use super::gather::{Pod, newest, pod_swap};
 use super::machine::Machine;
-use node_api_base::pod_lookup;
 
 /// Returns the metrics of the node and its pods. `None` if the pods are not known:
 /// the page says only that.

@@ -6,6 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use http::StatusCode;
+use node_api_base::answer::{Answer, error, json as json_answer};
+use node_api_base::pod_lookup;
+use node_api_base::services::Services;
 use quintlet_cri_api::v1;
 use quintlet_kit::task;
 use quintlet_proto::podsync::v1::PodStorage;
@@ -16,9 +19,6 @@ use super::cri_stats::{cpu, io, memory, network, object, swap};
 use super::disk::{RuntimeFiles, ephemeral, file_system, image_fs, logs, volume, writable};
 use super::gather::{Pod, Pressure, newest, pod_swap};
 use crate::host;
-use node_api_base::answer::{Answer, error, json as json_answer};
-use node_api_base::pod_lookup;
-use node_api_base::services::Services;
 
 impl Stats {
     /// Responds to `/stats/summary`.

@@ -10,6 +10,12 @@ use axum::body::Body;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use node_api_access::authn;
+use node_api_access::limits::Limits;
+use node_api_base::answer::{Answer, error, text};
+use node_api_base::pod_lookup;
+use node_api_base::services::{Services, record_error};
+use node_api_base::uri::query;
 use prometheus_client::metrics::gauge::Gauge;
 use quintlet_cri_api::v1;
 use quintlet_kit::{contain, task};
@@ -23,12 +29,6 @@ use crate::relay;
 use crate::remote_command::{Action, Streams, Target};
 use crate::run_output;
 use crate::websocket::{self, StreamProtocol, TUNNEL};
-use node_api_access::authn;
-use node_api_access::limits::Limits;
-use node_api_base::answer::{Answer, error, text};
-use node_api_base::pod_lookup;
-use node_api_base::services::{Services, record_error};
-use node_api_base::uri::query;
 
 /// The parts of the server that streams use.
 #[derive(Debug)]

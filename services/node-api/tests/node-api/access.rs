@@ -1,11 +1,12 @@
 //! Authentication: tokens, certificates, anonymous requests, and errors at startup.
 
-use crate::common::{Api, TEST_TIMEOUT, args, new_ca};
 use http::{Method, StatusCode};
 use node_api::{NodeApi, StartError};
 use node_api_access::limits::Limits;
 use quintlet_kit::clock::Clock;
 use tokio::io::AsyncWriteExt as _;
+
+use crate::common::{Api, TEST_TIMEOUT, args, new_ca};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reviews_are_cached_and_a_token_is_reviewed_once() {

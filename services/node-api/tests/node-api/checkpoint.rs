@@ -1,8 +1,9 @@
 //! `/checkpoint/`: requests to pod-sync, and responses to users.
 
-use crate::common::Api;
 use http::{Method, StatusCode};
 use node_api_access::limits::Limits;
+
+use crate::common::Api;
 
 async fn start(more: &[&str]) -> Api {
     let api = Api::start(Limits::default(), more).await;

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use crate::common::{Api, TEST_TIMEOUT, get_on, new_ca, tls};
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{Method, Request, StatusCode};
@@ -12,6 +11,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::client::TlsStream;
+
+use crate::common::{Api, TEST_TIMEOUT, get_on, new_ca, tls};
 
 const OPEN: &[&str] = &["--anonymous-auth=true", "--authorization-mode=AlwaysAllow"];
 

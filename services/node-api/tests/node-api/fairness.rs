@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use crate::common::{Api, TEST_TIMEOUT, head, new_ca};
 use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use node_api_access::limits::{Limits, Share, Shares};
@@ -13,6 +12,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::client::TlsStream;
+
+use crate::common::{Api, TEST_TIMEOUT, head, new_ca};
 
 const EXEC: &str = "/exec/default/web/main?output=1&command=cat";
 

@@ -1,9 +1,10 @@
 //! Commands of `kubectl exec` that make the URL longer than hyper reads.
 
-use crate::common::Api;
 use node_api_access::limits::Limits;
 use quintlet_cri_api::v1;
 use quintlet_testkit::fake_runtime::Method;
+
+use crate::common::Api;
 
 const OPEN: &[&str] = &["--anonymous-auth=true", "--authorization-mode=AlwaysAllow"];
 

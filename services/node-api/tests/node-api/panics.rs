@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::common::Api;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::TokioIo;
 use node_api_access::limits::Limits;
 use quintlet_kit::contain;
 use quintlet_kit::failpoint::{self, Failpoint, Observer};
+
+use crate::common::Api;
 
 /// Panics in requests that are for the pod `default/web`.
 struct Panics;

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::common::{Api, TEST_TIMEOUT};
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
@@ -12,6 +11,8 @@ use hyper_util::rt::TokioIo;
 use node_api_access::limits::Limits;
 use quintlet_profile::format::Profile;
 use tokio::time::Instant;
+
+use crate::common::{Api, TEST_TIMEOUT};
 
 const OPEN: [&str; 3] =
     ["--authentication-token-webhook=false", "--anonymous-auth=true", "--authorization-mode=AlwaysAllow"];

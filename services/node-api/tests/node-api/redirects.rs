@@ -4,10 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::common::{Api, head};
 use node_api_access::limits::Limits;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
+
+use crate::common::{Api, head};
 
 const OPEN: &[&str] = &["--anonymous-auth=true", "--authorization-mode=AlwaysAllow"];
 

@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Api, TEST_TIMEOUT, args, new_ca, plain};
 use http::{Method, StatusCode};
 use node_api::{NodeApi, StartError};
 use node_api_access::limits::Limits;
@@ -15,6 +14,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
+
+use crate::common::{Api, TEST_TIMEOUT, args, new_ca, plain};
 
 const OPEN: [&str; 3] =
     ["--authentication-token-webhook=false", "--anonymous-auth=true", "--authorization-mode=AlwaysAllow"];

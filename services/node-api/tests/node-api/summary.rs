@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::common::{Api, TEST_TIMEOUT};
 use http::StatusCode;
 use node_api_access::limits::Limits;
 use node_api_base::answer::Answer;
@@ -18,6 +17,8 @@ use quintlet_testkit::fake_runtime::{FakeRuntime, Method};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tonic::Code;
+
+use crate::common::{Api, TEST_TIMEOUT};
 
 const OPEN: &[&str] = &["--anonymous-auth=true", "--authorization-mode=AlwaysAllow"];
 

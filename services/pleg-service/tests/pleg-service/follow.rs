@@ -3,13 +3,14 @@
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::common::{Bench, Watch, options};
 use pleg_service::traits::HintKind;
 use quintlet_proto::pleg::v1 as pb;
 use quintlet_proto::pleg::v1::lifecycle_event::Event;
 use quintlet_proto::pleg::v1::pleg_client::PlegClient;
 use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Method, Options};
 use tonic::Code;
+
+use crate::common::{Bench, Watch, options};
 
 fn pod(runtime: &FakeRuntime, uid: &str) -> (String, String) {
     let sandbox = runtime.add_sandbox(uid, uid, "default", 0);

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Bench, Watch, options};
 use parking_lot::Mutex;
 use pleg_service::Periods;
 use pleg_service::traits::HintKind;
@@ -15,6 +14,8 @@ use quintlet_testkit::budget::cases;
 use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Method, Rule};
 use tokio::time::Instant;
 use tonic::Code;
+
+use crate::common::{Bench, Watch, options};
 
 #[derive(Debug, Clone)]
 enum Act {

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use crate::common::{Bench, options};
 use pleg_service::Periods;
 use pleg_service::traits::{HintEvent, HintKind};
 use quintlet_proto::pleg::v1 as pb;
@@ -10,6 +9,8 @@ use quintlet_testkit::fake_runtime::{Call, ContainerSeed, FakeRuntime, Method, R
 use quintlet_testkit::pod_panics::PodPanics;
 use tokio::time::Instant;
 use tonic::Code;
+
+use crate::common::{Bench, options};
 
 fn web(runtime: &FakeRuntime) -> (String, String) {
     let sandbox = runtime.add_sandbox("u1", "web", "default", 0);

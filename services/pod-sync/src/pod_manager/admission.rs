@@ -8,6 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::EventType;
+use pod_sync_containment::PodWork;
 use pod_sync_decisions::grace;
 use pod_sync_decisions::resize::allocation;
 use pod_sync_decisions::resize::feasibility::{NodeResizePolicy, PendingReason, PendingResize};
@@ -15,6 +16,7 @@ use pod_sync_decisions::status::{KillCause, KillOverride, UNEXPECTED_ADMISSION};
 use pod_sync_decisions::worker::{KillPodOptions, PodFacts};
 use pod_sync_node_decisions::admission::{AdmitResult, InsufficientResource, Rejection};
 use pod_sync_node_decisions::preempt;
+use pod_sync_worker::context::{Victim, WorkerContext};
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
@@ -22,8 +24,6 @@ use quintlet_model::runtime::ContainerState;
 use tokio::sync::Notify;
 
 use super::entry::PodEntries;
-use pod_sync_containment::PodWork;
-use pod_sync_worker::context::{Victim, WorkerContext};
 
 /// How long a pod waits for the API server to return the Node before it is rejected.
 const NODE_READ: Duration = Duration::from_secs(5);

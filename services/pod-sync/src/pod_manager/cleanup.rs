@@ -8,17 +8,18 @@ use k8s_openapi::api::core::v1::Pod;
 use pod_sync_decisions::qos::qos_tiers;
 use pod_sync_decisions::worker::Input;
 use pod_sync_layout::paths;
+use pod_sync_metrics::Counted;
+use pod_sync_worker::context::WorkerContext;
+use pod_sync_worker::possible_users;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod;
 use tokio::task::JoinHandle;
 
 use super::entry::PodEntries;
 use super::qos_cgroups::QosCgroups;
+use crate::dead_foreign::DeadForeignPods;
 use crate::housekeeping::{self, HousekeepingPace, LogSweeper};
 use crate::orphan_listing::OrphanListing;
-use pod_sync_metrics::Counted;
-use pod_sync_worker::context::WorkerContext;
-use pod_sync_worker::possible_users;
 
 /// The state of periodic cleanup between two runs.
 pub(super) struct Cleanup {
@@ -27,6 +28,7 @@ pub(super) struct Cleanup {
     // Lists directories of unknown pods.
     listing: Option<JoinHandle<BTreeSet<PodUid>>>,
     orphan_listing: OrphanListing,
+    dead_foreign: DeadForeignPods,
     sweeper: LogSweeper,
     pace: HousekeepingPace,
 }
@@ -41,6 +43,7 @@ impl Cleanup {
             qos_cgroups: QosCgroups::spawn(write),
             listing: None,
             orphan_listing: OrphanListing::new(paths::pods_dir(&ctx.node.settings.root_dir)),
+            dead_foreign: DeadForeignPods::default(),
             sweeper: LogSweeper::default(),
             pace: HousekeepingPace::default(),
             ctx,
@@ -81,11 +84,12 @@ impl Cleanup {
         let Some(runtime) = self.ctx.runtime.pleg.all() else { return };
         let with_claims = self.ctx.environment.claims.pods();
         let mut present = HashSet::new();
+        self.dead_foreign.forget_gone(&runtime);
         for found in runtime {
             let uid = found.pod.uid.clone();
             present.insert(uid.clone());
             if !pods.may_be_orphan(&uid)
-                || !self.ctx.node.is_ours(&found)
+                || !(self.ctx.node.is_ours(&found) || self.dead_foreign.has(&found))
                 || self.ctx.faults.containment.suspension(&uid).is_some()
             {
                 continue;
@@ -98,6 +102,7 @@ impl Cleanup {
             let task = quintlet_kit::task::spawn("orphan", housekeeping::remove_orphan(ctx, found));
             pods.entry(&uid).orphan_removal = Some(task);
         }
+        self.dead_foreign.ask(&self.ctx);
         let managed = pods.iter().filter(|(_, e)| e.is_desired() || e.orphan_removal.is_some());
         let known: HashSet<PodUid> = managed.map(|(uid, _)| uid.clone()).chain(present).collect();
         if self.listing.is_none() && self.orphan_listing.begin(&known, self.ctx.clock.boot()) {

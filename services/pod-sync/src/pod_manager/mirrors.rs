@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
+use pod_sync_containment::PodWork;
 use pod_sync_decisions::merge::PodOperation;
+use pod_sync_worker::context::WorkerContext;
 use quintlet_model::ids::PodRef;
 use quintlet_model::pod;
 
 use super::entry::PodEntries;
-use pod_sync_containment::PodWork;
-use pod_sync_worker::context::WorkerContext;
 
 /// Mirror pods as the API server has them.
 pub(super) struct Mirrors {

@@ -26,8 +26,11 @@ use k8s_openapi::api::core::v1::Pod;
 use pod_sync_decisions::resize::allocation::PodResources;
 use pod_sync_decisions::worker::{Input, PodFacts};
 use pod_sync_layout::SourceKind;
+use pod_sync_records::{PodRecord, Termination};
 use pod_sync_sources::SourceMessage;
 use pod_sync_sources::objects::ManifestObjects;
+use pod_sync_worker::Worker;
+use pod_sync_worker::context::{Desired, WorkerContext};
 use quintlet_kit::notify::Heartbeat;
 use quintlet_kit::timers;
 use quintlet_model::ids::{PodRef, PodUid};
@@ -43,9 +46,6 @@ use self::mirrors::Mirrors;
 use self::offline::OfflinePods;
 use self::resize::Resizes;
 use self::stores::Stores;
-use pod_sync_records::{PodRecord, Termination};
-use pod_sync_worker::Worker;
-use pod_sync_worker::context::{Desired, WorkerContext};
 
 /// Interval of housekeeping (`pkg/kubelet/kubelet.go: housekeepingPeriod`).
 const HOUSEKEEPING: Duration = Duration::from_secs(2);

@@ -10,6 +10,7 @@ use pod_sync_decisions::resize::feasibility::{self, PendingReason, QueuedResize}
 use pod_sync_decisions::resize::message::resize_message;
 use pod_sync_decisions::worker::{Input, PodFacts, SyncPodType};
 use pod_sync_records::DeferralEnd;
+use pod_sync_worker::context::WorkerContext;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 
@@ -17,7 +18,6 @@ use super::admission::{Admitter, is_ending};
 use super::entry::PodEntries;
 use super::stores::Stores;
 use crate::pending_resizes::PendingResizes;
-use pod_sync_worker::context::WorkerContext;
 
 /// The resizes that are not allocated yet.
 pub(super) struct Resizes {

@@ -7,13 +7,13 @@ use pod_sync_decisions::merge::creation_time;
 use pod_sync_decisions::waiting::Waiting;
 use pod_sync_layout::SourceKind;
 use pod_sync_node_decisions::admission::Rejection;
+use pod_sync_worker::context::{Desired, Victim};
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::pod as pods;
 
 use super::PodManager;
 use super::admission::is_ending;
 use super::entry::{PendingAdmission, WorkerOrigin};
-use pod_sync_worker::context::{Desired, Victim};
 
 impl PodManager {
     // The Node may have been labelled for this very pod, while the watch of Nodes is behind the watch of

@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::EventType;
+use pod_sync_containment::PodWork;
 use pod_sync_decisions::merge::{MergeResult, PodChange, PodOperation, SourceStore};
 use pod_sync_decisions::waiting::{Waiting, WaitingFor};
 use pod_sync_decisions::worker::{Effect, Input, PodFacts, SyncPodType};
 use pod_sync_layout::SourceKind;
 use pod_sync_node_decisions::admission;
 use pod_sync_sources::SourceEvent;
+use pod_sync_views::{self as view, Decision, PodView, unix_ns};
 use quintlet_kit::failpoint;
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::pod as pods;
 
 use super::PodManager;
 use super::entry::{PendingAdmission, PodEntry, WorkerOrigin};
-use pod_sync_containment::PodWork;
-use pod_sync_views::{self as view, Decision, PodView, unix_ns};
 
 impl PodManager {
     pub(super) fn receive(&mut self, source: SourceKind, update: SourceEvent) {
@@ -233,6 +233,14 @@ impl PodManager {
         let pod = self.ctx.checkpoints.allocations.apply(&uid, &desired);
         if let Some(worker) = self.pods.worker_mut(&uid) {
             worker.origin = WorkerOrigin::Source;
+            let gates = self.ctx.node.settings.field_gates;
+            let missing = admission::missing_for_update(&worker.desired.borrow().pod, &desired, gates);
+            if !missing.is_empty() {
+                let missing = missing.join(", ");
+                let text = format!("Pod requires node features that are not available: {missing}");
+                let reason = "FailedNodeDeclaredFeaturesCheck";
+                self.ctx.reporting.events.pod(&desired, EventType::Warning, reason, &text, "");
+            }
             worker.desired.send_modify(|d| {
                 d.pod = pod;
                 d.source = source;

@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::{Events, Statuses, UnsentEvents, WorkerWakeups};
 use pod_sync_metrics::PodMetrics;
+use quintlet_pods_api::v1alpha1::pods_client::PodsClient;
 use tempfile::TempDir;
 
 use super::events::tests::view;
@@ -74,6 +75,12 @@ impl Served {
     }
 
     async fn watch(&self) -> Result<Bounded<WatchPodsEvent>, Status> {
+        // As in `list`.
+        self.clock.advance(Duration::from_secs(1));
+        self.open_watch().await
+    }
+
+    async fn open_watch(&self) -> Result<Bounded<WatchPodsEvent>, Status> {
         Ok(self.api.watch_pods(Request::new(WatchPodsRequest {})).await?.into_inner())
     }
 
@@ -162,7 +169,7 @@ async fn no_method_answers_before_every_source_has_delivered_its_pods() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lists_and_gets_share_a_rate_that_watches_do_not_have() {
+async fn all_methods_share_a_rate() {
     let served = Served::ready();
     let rejected = (Code::ResourceExhausted, "rejected by rate limit".to_owned());
     assert_eq!(served.list().await.unwrap(), Vec::<Vec<u8>>::new());
@@ -171,11 +178,14 @@ async fn lists_and_gets_share_a_rate_that_watches_do_not_have() {
     }
     assert_eq!(error(served.get("a").await), rejected);
     assert_eq!(error(served.api.list_pods(Request::new(ListPodsRequest {})).await), rejected);
-    served.watch().await.unwrap();
+    assert_eq!(error(served.open_watch().await), rejected);
     // One call of 100 per second is due.
     served.clock.advance(Duration::from_millis(10));
     assert_eq!(error(served.get("a").await).0, Code::NotFound);
     assert_eq!(error(served.get("a").await), rejected);
+    served.clock.advance(Duration::from_millis(10));
+    served.open_watch().await.unwrap();
+    assert_eq!(error(served.open_watch().await), rejected);
     let metrics = &served.api.metrics;
     assert_eq!(served.count(&metrics.gets, "NotFound"), u64::from(BURST));
     assert_eq!(served.count(&metrics.all, "ResourceExhausted"), 0, "a rejected call is not counted");
@@ -197,6 +207,27 @@ async fn a_hundred_watches_are_open_at_once_and_the_place_of_one_that_ended_is_f
     watches.push(served.watch().await.unwrap());
     assert_eq!(error(served.watch().await), full);
     assert_eq!(served.count(&served.api.metrics.watches, "ResourceExhausted"), 2);
+}
+
+#[tokio::test]
+async fn a_connection_has_a_hundred_open_calls_and_a_further_one_waits() {
+    let served = Served::ready();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pods-api.sock");
+    let listener = quintlet_kit::socket::bind_unix(&path, 0o600).unwrap();
+    quintlet_kit::task::spawn("server", serve(served.api.clone(), listener, served.stop.clone()));
+    let mut client = PodsClient::new(quintlet_kit::socket::channel(path));
+    let mut watches = Vec::new();
+    for _ in 0..STREAMS {
+        served.clock.advance(Duration::from_secs(1));
+        watches.push(client.watch_pods(WatchPodsRequest {}).await.unwrap().into_inner());
+    }
+    let further = client.list_pods(ListPodsRequest {});
+    let waited = tokio::time::timeout(Duration::from_millis(100), further).await;
+    assert!(waited.is_err(), "{waited:?}");
+    drop(watches.pop());
+    served.clock.advance(Duration::from_secs(1));
+    client.list_pods(ListPodsRequest {}).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

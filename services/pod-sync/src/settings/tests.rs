@@ -4,14 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
-use quintlet_config::read;
-use quintlet_config::table::Service;
-use serde_json::json;
-use tokio::sync::watch;
-
-use super::*;
-use crate::admission::{NodeAdmission, NodeConditions};
-use crate::pod_manager::Admission as _;
 use pod_sync_cri_config::resources::{ContainerPlacement, container_resources};
 use pod_sync_eviction::thresholds::Amount;
 use pod_sync_layout::RuntimeState;
@@ -20,8 +12,16 @@ use pod_sync_node_decisions::image_access::{Allowlist, VerificationPolicy};
 use pod_sync_node_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
 use pod_sync_objects::ChangeDetectionStrategy;
 use pod_sync_sources::api::ClusterView;
+use quintlet_config::read;
+use quintlet_config::table::Service;
 use quintlet_model::quantity::Format;
 use quintlet_testkit::pods::pod_of;
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::*;
+use crate::admission::{NodeAdmission, NodeConditions};
+use crate::pod_manager::Admission as _;
 
 const KUBELET: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 const OWN: &str = "---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n";

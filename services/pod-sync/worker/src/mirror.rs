@@ -5,13 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pod_sync_clients::{MirrorError, Statuses};
+use pod_sync_containment::PodWork;
 use quintlet_kit::clock::Clock;
+use quintlet_model::ids::PodRef;
 use quintlet_model::{labels, pod as pods};
+use quintlet_proto::common::v1::Trace;
+use quintlet_telemetry::propagate;
 use tokio::sync::watch;
+use tracing::{Instrument as _, Span};
 
 use crate::context::{FaultIsolation, NodeConfig, Reporting, WorkerContext};
-use pod_sync_containment::PodWork;
 
 /// Interval of retries while a mirror cannot be made: the Node or the API server may become available.
 const RETRY: Duration = Duration::from_secs(1);
@@ -57,7 +62,7 @@ impl MirrorReconciler {
     #[must_use]
     pub(crate) fn start(ctx: MirrorContext, pod: Arc<Pod>, mirror: Option<Arc<Pod>>) -> Self {
         let (wanted, seen) = watch::channel(Wanted { pod, mirror });
-        quintlet_kit::task::spawn("mirror", keep(ctx, seen));
+        quintlet_kit::task::spawn("mirror", keep(ctx, seen, propagate::current_trace()));
         Self(wanted)
     }
 
@@ -72,16 +77,22 @@ impl MirrorReconciler {
     }
 }
 
-async fn keep(ctx: MirrorContext, mut wanted: watch::Receiver<Wanted>) {
+/// `trace`: the operation that needs the mirror pod. Writes up to the first success are in this trace.
+async fn keep(ctx: MirrorContext, mut wanted: watch::Receiver<Wanted>, mut trace: Option<Trace>) {
     let mut failing = String::new();
     loop {
         let Wanted { pod, mirror } = wanted.borrow_and_update().clone();
-        let Ok(work) = pods::pod_ref(&pod).map(|pod| PodWork::of(&pod)) else { return };
+        let Ok(pod_ref) = pods::pod_ref(&pod) else { return };
+        let work = PodWork::of(&pod_ref);
+        let attempt = MirrorTrace { pod: &pod_ref, trace: trace.as_ref(), is_retry: !failing.is_empty() };
         let done = match ctx.faults.containment.suspension(&work.uid) {
             Some(wait) => Err((wait.message, wait.until.saturating_sub(ctx.clock.boot()))),
             None => match ctx
                 .faults
-                .contained(&work, Box::pin(reconcile(&ctx.reporting.statuses, &pod, mirror.as_deref())))
+                .contained(
+                    &work,
+                    Box::pin(reconcile(&ctx.reporting.statuses, &pod, mirror.as_deref(), attempt)),
+                )
                 .await
             {
                 Some(done) => done.map_err(|error| (error.to_string(), RETRY)),
@@ -92,6 +103,7 @@ async fn keep(ctx: MirrorContext, mut wanted: watch::Receiver<Wanted>) {
             // A mirror may be deleted before the watch has delivered it.
             Ok(()) => {
                 failing.clear();
+                trace = None;
                 ctx.node.sync_frequency
             }
             Err((why, again)) => {
@@ -114,14 +126,58 @@ async fn keep(ctx: MirrorContext, mut wanted: watch::Receiver<Wanted>) {
     }
 }
 
-/// Creates the mirror of a static pod, and replaces an outdated one.
-async fn reconcile(statuses: &Statuses, pod: &Pod, mirror: Option<&Pod>) -> Result<(), MirrorError> {
-    let hash = pods::annotation(pod, labels::CONFIG_HASH);
-    if let Some(m) = mirror {
-        if m.metadata.deletion_timestamp.is_none() && pods::annotation(m, labels::CONFIG_MIRROR) == hash {
-            return Ok(());
+/// The trace of an attempt to write a mirror pod.
+#[derive(Debug, Clone, Copy)]
+struct MirrorTrace<'a> {
+    pod: &'a PodRef,
+    trace: Option<&'a Trace>,
+    is_retry: bool,
+}
+
+impl MirrorTrace<'_> {
+    /// Returns the span of the attempt. A retry has none: spans of one each second would displace others.
+    fn span(self) -> Span {
+        if self.is_retry {
+            return Span::none();
         }
-        statuses.delete_mirror(&m.metadata).await?;
+        let span = tracing::info_span!(
+            parent: None,
+            "reconcile mirror pod",
+            k8s.pod.uid = %self.pod.uid,
+            k8s.namespace.name = &*self.pod.namespace,
+            k8s.pod.name = &*self.pod.name,
+        );
+        propagate::set_parent(&span, &self.trace.cloned());
+        span
+    }
+}
+
+/// Creates the mirror of a static pod, and replaces an outdated one.
+async fn reconcile(
+    statuses: &Statuses,
+    pod: &Pod,
+    mirror: Option<&Pod>,
+    trace: MirrorTrace<'_>,
+) -> Result<(), MirrorError> {
+    let hash = pods::annotation(pod, labels::CONFIG_HASH);
+    if let Some(m) = mirror
+        && m.metadata.deletion_timestamp.is_none()
+        && pods::annotation(m, labels::CONFIG_MIRROR) == hash
+    {
+        return Ok(());
+    }
+    let span = trace.span();
+    let outdated = mirror.map(|mirror| &mirror.metadata);
+    let done = replace(statuses, pod, outdated).instrument(span.clone()).await;
+    if let Err(error) = &done {
+        propagate::record_error(&span, &quintlet_kit::error_chain(error));
+    }
+    done
+}
+
+async fn replace(statuses: &Statuses, pod: &Pod, outdated: Option<&ObjectMeta>) -> Result<(), MirrorError> {
+    if let Some(outdated) = outdated {
+        statuses.delete_mirror(outdated).await?;
     }
     statuses.ensure_mirror(&mirror_of(pod)).await
 }

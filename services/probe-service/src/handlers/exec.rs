@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use quintlet_kit::stack::Caller;
+use quintlet_model::go_duration;
+use quintlet_model::text::cut;
 use quintlet_proto::runtime::v1::ProbeExecRequest;
 use quintlet_proto::runtime::v1::probe_exec_client::ProbeExecClient;
 use tonic::Code;
 use tonic::transport::Channel;
 
 use super::attempt::{Attempt, Broken, MAX_OUTPUT, go_status};
-use quintlet_model::go_duration;
-use quintlet_model::text::cut;
 
 /// Limit of a call beyond the timeout of the command, which the runtime enforces (`runtimeRequestTimeout` of
 /// the kubelet).

@@ -8,6 +8,7 @@ use ::http::Uri;
 use ::http::uri::InvalidUri;
 use hyper_util::rt::TokioIo;
 use quintlet_kit::clock::deadline_after;
+use quintlet_model::go_duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::client::TlsStream;
@@ -20,8 +21,6 @@ use tonic_health::pb::health_client::HealthClient;
 use super::attempt::{Attempt, USER_AGENT, go_status};
 use super::dial::{self, Connection, DialError, Purpose};
 use super::tls::{self, Protocols};
-
-use quintlet_model::go_duration;
 
 /// Largest answer, in bytes. It has one number. grpc-go reads 4 MiB, which times the probes of a node is too
 /// much memory.

@@ -11,6 +11,7 @@ use flate2::write::GzEncoder;
 use futures::StreamExt as _;
 use quintctl_redaction as redact;
 use quintctl_redaction::{FromSecrets, Scrubber, Values};
+use quintctl_text::{clean, moment, now_ns};
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_cri_api::v1::{ContainerStatusRequest, ListContainersRequest};
 use quintlet_kit::args::paths::{CriSocket, Paths};
@@ -25,7 +26,6 @@ use crate::client::{MAX_RESPONSE_BYTES, Peer};
 use crate::error::Error;
 use crate::out::print;
 use crate::{explain, health, pods, version};
-use quintctl_text::{clean, moment, now_ns};
 
 /// Number of bytes taken from the end of each log.
 const LOG_BYTES: u64 = 1 << 20;

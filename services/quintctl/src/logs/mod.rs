@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use notify::Watcher as _;
+use quintctl_text::Lines;
 use quintlet_crilog::follow::{Followed, LINGER, ReadOutcome};
 use quintlet_kit::args::paths::Paths;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
@@ -18,7 +19,6 @@ use tokio::time::Instant;
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::print;
-use quintctl_text::Lines;
 
 /// Default directory of the containers' logs.
 pub(crate) const POD_LOGS_DIR: &str = "/var/log/pods";

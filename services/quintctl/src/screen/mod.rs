@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use crossterm::event::{Event, EventStream, KeyEventKind};
 use futures::StreamExt as _;
+use quintctl_text::{clean, now_ns};
 use quintlet_kit::args::paths::Paths;
 use quintlet_kit::task;
 use quintlet_proto::podsync::v1::PodView;
@@ -23,7 +24,6 @@ use crate::error::Error;
 use crate::view::{self, View};
 use crate::{explain, logs, trace};
 use model::{Content, KeyEffect, Kind, Model, PanelSource};
-use quintctl_text::{clean, now_ns};
 
 /// Interval of updates of ages and of the open panel.
 const TICK: Duration = Duration::from_secs(1);

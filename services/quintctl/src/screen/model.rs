@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use quintctl_text::{clean, fit, table, wrap};
 use quintlet_proto::podsync::v1::PodView;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
@@ -12,7 +13,6 @@ use ratatui::widgets::Paragraph;
 
 use crate::pods::{INVALID_MANIFEST, Row, rows, sort};
 use crate::view::View;
-use quintctl_text::{clean, fit, table, wrap};
 
 /// Height in lines below which only the last line of the header is shown, which has the state of the
 /// services.

@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use quintctl_text::clean;
 use quintlet_kit::args::paths::Paths;
 use tokio::sync::watch;
 
@@ -14,7 +15,6 @@ use super::names;
 use super::plan::Layout;
 use super::service::ServiceState;
 use crate::health::{self, Overview};
-use quintctl_text::clean;
 
 /// Interval of health checks.
 const PERIOD: Duration = Duration::from_secs(1);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use quintctl_text::took;
 use quintlet_kit::args::paths::Paths;
 use quintlet_kit::task;
 use quintlet_proto::podsync::v1::PodView;
@@ -16,7 +17,6 @@ use super::service::ServiceState;
 use crate::health;
 use crate::screen::Kills;
 use crate::view::View;
-use quintctl_text::took;
 
 /// Longest wait for a killed service to serve again.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(15);

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
+use quintctl_text::clean;
 use quintlet_proto::podsync::v1::PodView;
 
 use crate::pods::Row;
 use crate::view::View;
-use quintctl_text::clean;
 
 /// The lines that were printed last, by pod.
 #[derive(Debug, Default)]

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use quintctl_text::clean;
 use quintlet_proto::podsync::v1::{PodView, SourceProblem};
 
 use super::lines::Line;
 use crate::pods::{INVALID_MANIFEST, Row};
-use quintctl_text::clean;
 
 /// Longest time, in nanoseconds, from a lifecycle event to the status that it causes, if all services work. A
 /// later status has another cause.

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use quintctl_text::{clean, now_ns, time_of_day, took};
 use quintlet_proto::pleg::v1::{Lifecycle, LifecycleKind};
 use quintlet_proto::probe::v1::{Evaluation, Outcome, ProbeType};
 use serde::Serialize;
 
 use crate::pods::display_name;
-use quintctl_text::{clean, now_ns, time_of_day, took};
 
 /// Width of the text column, in characters.
 const TEXT_WIDTH: usize = 32;

@@ -2,16 +2,13 @@
 
 use std::time::Duration;
 
+use quintctl_text::{clean, took};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::lines::{Line, service_line};
 use crate::client::Peer;
 use crate::error::Error;
-use quintctl_text::{clean, took};
-
-/// Interval between attempts to connect to a service.
-pub(super) const RETRY: Duration = Duration::from_millis(100);
 
 /// One process of a service. Another ID means that the service restarted.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use prost::Message as _;
+use quintlet_kit::socket::CONNECT_INTERVAL;
 use quintlet_proto::pleg::v1::pleg_client::PlegClient;
 use quintlet_proto::pleg::v1::{PodRecord, WatchRequest, watch_event};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::lines::Line;
-use super::link::{Link, RETRY, Run, ended, read_again, say, why};
+use super::link::{Link, Run, ended, read_again, say, why};
 use crate::client::Peer;
 use crate::error::Error;
 
@@ -78,7 +79,7 @@ pub(super) async fn follow(peer: Peer, out: mpsc::Sender<Line>) {
         if !say(&out, link.lost(&why(&error))).await {
             return;
         }
-        tokio::time::sleep(RETRY).await;
+        tokio::time::sleep(CONNECT_INTERVAL).await;
     }
 }
 

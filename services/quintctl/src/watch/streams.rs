@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use quintctl_text::now_ns;
 use quintlet_kit::args::paths::Paths;
+use quintlet_kit::socket::CONNECT_INTERVAL;
 use quintlet_kit::task::TaskGroup;
 use quintlet_proto::debug::v1::BuildRequest;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
@@ -25,10 +27,9 @@ use tonic_health::pb::health_client::HealthClient;
 
 use super::known::Known;
 use super::lines::{Line, lifecycle_line, probe_line, service_line};
-use super::link::{Link, RETRY, Run, ended, read_again, say, why};
+use super::link::{Link, Run, ended, read_again, say, why};
 use crate::client::Peer;
 use crate::error::Error;
-use quintctl_text::now_ns;
 
 /// Interval between scans for new instances of probe-service.
 const SCAN: Duration = Duration::from_secs(1);
@@ -71,7 +72,7 @@ macro_rules! again {
             if !say(&$out, $link.lost(&why(&error))).await {
                 return;
             }
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(CONNECT_INTERVAL).await;
         }
     };
 }
@@ -128,7 +129,7 @@ pub(super) async fn lifecycle(peer: Peer, events: Events, out: mpsc::Sender<Line
         if follow_lifecycle(&peer, &events, &out).await.is_ok() || out.is_closed() {
             return;
         }
-        tokio::time::sleep(RETRY).await;
+        tokio::time::sleep(CONNECT_INTERVAL).await;
     }
 }
 

@@ -770,7 +770,7 @@ impl Debug for FakeDebug {
             name: name.into(),
             start_unix_ns: start * 1_000_000,
             end_unix_ns: 1_000_000_000,
-            attributes: [("pod.uid".to_owned(), uid.to_owned())].into(),
+            attributes: [("k8s.pod.uid".to_owned(), uid.to_owned())].into(),
             error: String::new(),
         };
         let spans = vec![

@@ -194,6 +194,18 @@ impl Cgroups {
         parent_name(self.driver(), &self.root, qos::qos_class(pod), uid)
     }
 
+    /// Returns whether a `cgroup_parent` is that of a pod of this node, of any QoS class. A name of systemd
+    /// may be that of the slice alone.
+    #[must_use]
+    pub fn is_parent_of(&self, parent: &str, uid: &PodUid) -> bool {
+        let driver = self.driver();
+        self.with_cgroups_per_qos
+            && [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort].into_iter().any(|class| {
+                let own = parent_name(driver, &self.root, class, uid);
+                own == parent || driver == CgroupDriver::Systemd && own.rsplit('/').next() == Some(parent)
+            })
+    }
+
     /// Creates `kubepods` and the QoS cgroups, and limits all pods together. Existing cgroups are updated.
     /// All pods may use `cpus`, which are those of the machine (`pkg/kubelet/cm: getCgroupConfig`): systemd
     /// disables the controller `cpuset` in a slice that has no CPUs of its own.

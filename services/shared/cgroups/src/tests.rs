@@ -1,7 +1,8 @@
-use super::files::*;
-use super::*;
 use quintlet_testkit::pods::pod_of;
 use serde_json::{Value, json};
+
+use super::files::*;
+use super::*;
 
 fn uid(text: &str) -> PodUid {
     PodUid::parse(text).unwrap()

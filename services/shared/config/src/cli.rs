@@ -66,11 +66,12 @@ impl<T> Loaded<T> {
         Ok(self)
     }
 
-    /// Logs warnings about the configuration and publishes it on debug.v1. Call it once per process, after
-    /// logging is set up.
+    /// Logs the fields of a KubeletConfiguration that the service uses, without secrets, and warnings about
+    /// them. Publishes the fields on debug.v1. Call it once per process, after logging is set up.
     pub fn publish(&self) {
         let is_ours = |row: &Row| row.services().contains(&self.service);
         let ours = crate::json::document(&self.config, Document::Kubelet, is_ours);
+        tracing::info!(configuration = %ours, "using configuration");
         quintlet_kit::server::set_configuration(ours.to_string());
         for warning in &self.config.warnings {
             tracing::warn!(origin = %warning.origin, field = warning.path, problem = warning.message, "configuration has a problem");
@@ -144,7 +145,7 @@ pub fn read<T: Parser>(service: Service, line: Vec<OsString>) -> Result<Loaded<T
     }
     let own = ConfigArgs::from_arg_matches(&given).map_err(Exit::Clap)?;
     let rows = bound(&command, |services| services.contains(&service));
-    let config = Config::load(&Sources {
+    let mut config = Config::load(&Sources {
         file: own.config.clone(),
         drop_ins: own.config_dir.clone(),
         flags: flags(&rows, &given).into_iter().chain(flags(&unsupported.rows, &given)).collect(),
@@ -152,6 +153,7 @@ pub fn read<T: Parser>(service: Service, line: Vec<OsString>) -> Result<Loaded<T
         service: Some(service),
     })
     .map_err(Exit::Invalid)?;
+    config.warnings.extend(unsupported.warnings(&given));
     let values = values(&rows, &config);
     let with_files = defaults(command.clone(), &values);
     let args = with_files

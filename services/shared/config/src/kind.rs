@@ -1,9 +1,10 @@
 //! The types of fields: checks of values, and conversion from and to flags.
 
+use quintlet_model::go_duration;
+
 use crate::checks::InvalidText;
 use crate::diagnostics::Diagnostic;
 use crate::node::{Data, LocatedValue, MapEntry, Origin};
-use quintlet_model::go_duration;
 
 /// The type of a field.
 #[derive(Debug, Clone, Copy)]

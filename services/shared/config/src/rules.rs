@@ -2,17 +2,19 @@
 //! checked by itself before.
 
 mod resources;
+mod sysctls;
 mod view;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+
+use quintlet_model::go_duration;
 
 use self::view::View;
 use crate::config::Config;
 use crate::diagnostics::Diagnostic;
 use crate::node::{Data, LocatedValue, Origin};
 use crate::table::{Document, FieldSupport, Row, Service, TRUST_BUNDLE_PROJECTION, TRUST_BUNDLES};
-use quintlet_model::go_duration;
 
 /// Reports violations of the rules.
 pub(crate) fn check(config: &Config, service: Option<Service>, out: &mut Vec<Diagnostic>) {
@@ -21,6 +23,7 @@ pub(crate) fn check(config: &Config, service: Option<Service>, out: &mut Vec<Dia
         rule(&view, out);
     }
     resources::check(&view, out);
+    sysctls::check(&view, out);
 }
 
 fn refused(view: &View<'_>, out: &mut Vec<Diagnostic>) {

@@ -66,13 +66,25 @@ impl UnsupportedFlags {
             let why = match support {
                 FlagSupport::Refused(why) => (*why).to_owned(),
                 FlagSupport::Instead(what) => format!("write instead: {what}"),
-                FlagSupport::Same => return None,
+                FlagSupport::Same | FlagSupport::Ignored(_) => return None,
             };
             is_given(given, name).then(|| {
                 Diagnostic::error(Origin::Flag(format!("--{name}").into()), format!("--{name}"), why)
             })
         };
         self.others.iter().filter_map(refused).collect()
+    }
+
+    /// Returns a warning for each given flag without a field that has no effect.
+    pub(crate) fn warnings(&self, given: &ArgMatches) -> Vec<Diagnostic> {
+        let ignored = |(name, support): &(&'static str, FlagSupport)| {
+            let FlagSupport::Ignored(why) = support else { return None };
+            is_given(given, name).then(|| {
+                let text = format!("has no effect: {why}");
+                Diagnostic::warning(Origin::Flag(format!("--{name}").into()), format!("--{name}"), text)
+            })
+        };
+        self.others.iter().filter_map(ignored).collect()
     }
 }
 
@@ -112,6 +124,25 @@ mod tests {
                 _ => vec![flag.as_str(), row.default.trim_matches('"')],
             };
             assert!(!matches!(line(&words), Err(Exit::Clap(_))), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn flags_of_cadvisor_that_kubelet_1_37_keeps_cause_a_warning_and_the_others_are_refused() {
+        let loaded = line(&["--housekeeping-interval=30s", "--max-housekeeping-interval", "1m"]).unwrap();
+        let warnings = crate::diagnostics::render(&loaded.config.warnings);
+        for flag in ["--housekeeping-interval", "--max-housekeeping-interval"] {
+            let text = format!("{flag}: has no effect: cgroups are read when figures are requested");
+            assert!(warnings.contains(&text), "{warnings}");
+        }
+        assert!(!crate::diagnostics::render(&line(&[]).unwrap().config.warnings).contains("cAdvisor"));
+        let Err(Exit::Invalid(diagnostics)) = line(&["--boot-id-file=/b", "--enable-load-reader"]) else {
+            panic!("removed flags")
+        };
+        let text = crate::diagnostics::render(&diagnostics);
+        for flag in ["--boot-id-file", "--enable-load-reader"] {
+            let refusal = format!("{flag}: a flag of cAdvisor, which kubelet 1.37 has removed");
+            assert!(text.contains(&refusal), "{text}");
         }
     }
 

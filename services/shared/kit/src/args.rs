@@ -43,7 +43,8 @@ pub struct CommonArgs {
 }
 
 impl CommonArgs {
-    /// Returns the options of telemetry. Not each service knows the name of the node.
+    /// Returns the options of telemetry. A service without an argument for the name of the node takes it from
+    /// the environment variable `QUINTLET_NODE_NAME`.
     #[must_use]
     pub fn telemetry(&self, node_name: Option<String>) -> TelemetryOptions {
         TelemetryOptions {
@@ -51,7 +52,7 @@ impl CommonArgs {
             log_level: self.log_level.clone(),
             otlp_endpoint: self.otlp_endpoint.clone(),
             sampling_rate_per_million: self.sampling_rate_per_million.unwrap_or(ALL_TRACES),
-            machine: Machine { host_name: host_name(), node_name },
+            machine: Machine { host_name: host_name(), node_name: node_name.or_else(exported_node_name) },
         }
     }
 
@@ -206,6 +207,11 @@ fn account_id(
 pub fn node_name(given: &str) -> Result<String, EmptyNodeName> {
     let name = given.trim().to_lowercase();
     if name.is_empty() { Err(EmptyNodeName) } else { Ok(name) }
+}
+
+/// Returns the name of the node in the environment, for traces.
+fn exported_node_name() -> Option<String> {
+    node_name(&std::env::var("QUINTLET_NODE_NAME").ok()?).ok()
 }
 
 /// Returns the default name of the node: the host name.

@@ -27,7 +27,7 @@ pub use plant::{is_planted, plant};
 
 pub use crate::{
     failpoint_around as around, failpoint_file as file, failpoint_planted as planted,
-    failpoint_reached as reached, failpoint_work as work,
+    failpoint_reached as reached, failpoint_step as step, failpoint_work as work,
 };
 
 /// Executes `work`. The macros expand to this function without the feature `failpoints`.
@@ -65,6 +65,18 @@ macro_rules! failpoint_file {
     ($name:literal, $work:expr) => {
         $crate::failpoint::around!(File, $name, $work)
     };
+}
+
+/// Executes a future that changes files with a failpoint before and after it:
+/// `step!("volume staged", driver.stage(call))`.
+#[macro_export]
+macro_rules! failpoint_step {
+    ($name:literal, $work:expr) => {{
+        $crate::failpoint::reached!(File, Before, $name);
+        let done = $work.await;
+        $crate::failpoint::reached!(File, After, $name);
+        done
+    }};
 }
 
 /// Places a failpoint in work that has no effect outside of the process: `work!("actions decided")`.

@@ -12,8 +12,8 @@ use crate::command::{Commands, Ended};
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Interval between looks at a device that another process has open, and their number: a second in all.
-const LOOK: Duration = Duration::from_millis(10);
-const LOOKS: u32 = 100;
+pub(crate) const LOOK: Duration = Duration::from_millis(10);
+pub(crate) const LOOKS: u32 = 100;
 
 static LOSETUP: Commands = Commands::new();
 

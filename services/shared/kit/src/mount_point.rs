@@ -33,10 +33,16 @@ pub fn remove(path: &Path) -> io::Result<bool> {
 /// Fails if the mount is busy for another reason, and as `loop_device::detach_all`.
 pub fn unmount_device(path: &Path) -> io::Result<()> {
     let mut detached = false;
+    let mut looks = loop_device::LOOKS;
     while !remove(path)? {
         match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
             // A loop device that is in use is detached when it is closed.
             Err(Errno::BUSY) if !detached && loop_device::detach_all(path)? => detached = true,
+            // The kernel closes the file of a loop device after the device has disappeared from sysfs.
+            Err(Errno::BUSY) if detached && looks > 0 => {
+                looks = looks.saturating_sub(1);
+                std::thread::sleep(loop_device::LOOK);
+            }
             unmounted => unmounted?,
         }
     }

@@ -136,6 +136,8 @@ pub struct Server {
     health: HealthHandle,
     observers: Vec<u32>,
     guests: Option<GuestLimits>,
+    /// Open calls per connection.
+    streams: u32,
     /// The services that were added.
     names: Vec<&'static str>,
 }
@@ -155,7 +157,15 @@ impl Server {
         routes.add_service(Reflection::default());
         routes.add_service(debug(name));
         routes.add_service(control());
-        Self { routes, fallback: None, health, observers: Vec::new(), guests: None, names: Vec::new() }
+        Self {
+            routes,
+            fallback: None,
+            health,
+            observers: Vec::new(),
+            guests: None,
+            streams: MAX_STREAMS,
+            names: Vec::new(),
+        }
     }
 
     /// Returns a server for programs that are not part of Quintlet: without health, reflection and debug.v1,
@@ -168,6 +178,7 @@ impl Server {
             health: HealthHandle::new(),
             observers: Vec::new(),
             guests: Some(limits),
+            streams: limits.calls,
             names: Vec::new(),
         }
     }
@@ -204,6 +215,14 @@ impl Server {
         self
     }
 
+    /// Sets the number of open calls per connection; default: [`MAX_STREAMS`]. A further call waits in its
+    /// client.
+    #[must_use]
+    pub fn streams(mut self, streams: u32) -> Self {
+        self.streams = streams;
+        self
+    }
+
     /// Allows these users to call health and debug.v1, in addition to the policy.
     #[must_use]
     pub fn observers(mut self, uids: &[u32]) -> Self {
@@ -227,7 +246,7 @@ impl Server {
         policy: PeerPolicy,
         stop: CancellationToken,
     ) -> Result<(), tonic::transport::Error> {
-        let Self { routes, fallback, health, observers, guests, names: _ } = self;
+        let Self { routes, fallback, health, observers, guests, streams, names: _ } = self;
         let mut router = routes.routes().into_axum_router();
         if let Some(fallback) = fallback {
             router = router.fallback_service(fallback);
@@ -246,7 +265,7 @@ impl Server {
         let connections = at_most(share, incoming(listener, connect_policy));
         let window = guests.map(|_| GUEST_WINDOW);
         let server = tonic::transport::Server::builder()
-            .max_concurrent_streams(Some(guests.map_or(MAX_STREAMS, |guests| guests.calls)))
+            .max_concurrent_streams(Some(streams))
             .initial_connection_window_size(window)
             .initial_stream_window_size(window)
             .http2_keepalive_interval(guests.map(|_| GUEST_PING))

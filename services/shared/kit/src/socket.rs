@@ -25,6 +25,10 @@ use crate::rate::LogInterval;
 use crate::slots::{ReachedLimit, Share, Slot, Slots};
 use crate::stack::Caller;
 
+/// Interval between attempts to reach a server at a socket of this machine: another service, the runtime or
+/// a plugin. An attempt is one connection, so it costs little, and a server that was restarted is used again
+/// before a person would notice.
+pub const CONNECT_INTERVAL: Duration = Duration::from_millis(100);
 /// Interval of HTTP/2 keepalive pings on an idle connection. A unix socket reports at once that its peer has
 /// ended, so pings only find a server that is suspended or hangs. Servers of clients that are part of
 /// Quintlet send none: a client that is suspended costs its connection, and nothing waits for it.

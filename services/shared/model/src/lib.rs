@@ -20,4 +20,5 @@ pub mod qos;
 pub mod quantity;
 pub mod runtime;
 pub mod stop_signal;
+pub mod sysctl;
 pub mod text;

@@ -7,11 +7,12 @@ mod tests;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+
 use crate::cpu_list::CpuList;
 use crate::pod;
 use crate::quantity::Quantity;
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 const CPU: &str = "cpu";
 const MEMORY: &str = "memory";

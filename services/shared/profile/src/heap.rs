@@ -7,20 +7,17 @@ use crate::cpu::ProfileError;
 /// # Errors
 /// The build or the start of this process has no heap profile; the text of the error says which. Another
 /// profile is being taken, or the file cannot be written.
-#[cfg(not(feature = "heap-profile"))]
 pub fn profile() -> Result<Vec<u8>, ProfileError> {
+    #[cfg(feature = "heap-profile")]
+    return dumped();
+    #[cfg(not(feature = "heap-profile"))]
     Err(ProfileError::NoHeapProfile(
         "this build has no heap profile: build with the feature heap-profile, as make profile-heap does",
     ))
 }
 
-/// Returns jemalloc's profile of the heap as text (`heap_v2`, for `jeprof`).
-///
-/// # Errors
-/// The build or the start of this process has no heap profile; the text of the error says which. Another
-/// profile is being taken, or the file cannot be written.
 #[cfg(feature = "heap-profile")]
-pub fn profile() -> Result<Vec<u8>, ProfileError> {
+fn dumped() -> Result<Vec<u8>, ProfileError> {
     use std::os::unix::ffi::OsStrExt as _;
 
     use crate::cpu::Turn;

@@ -1,6 +1,8 @@
 //! Spans for an OTLP collector: which traces are exported, what they say about the process, and what became
 //! of them.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use opentelemetry::trace::{Link, SpanKind, TraceContextExt as _, TraceId};
@@ -8,18 +10,22 @@ use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{
-    IdGenerator as _, RandomIdGenerator, Sampler, SamplingDecision, SamplingResult, ShouldSample, Span,
-    SpanData, SpanExporter, SpanProcessor,
+    BatchConfigBuilder, BatchSpanProcessor, IdGenerator as _, RandomIdGenerator, Sampler, SamplingDecision,
+    SamplingResult, ShouldSample, Span, SpanData, SpanExporter, SpanProcessor,
 };
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 
 use crate::metrics;
-use crate::otlp::{Collector, OnRuntime, OtlpError};
+use crate::otlp::{Collector, OtlpError};
 
 /// All traces, in traces per million.
 pub const ALL_TRACES: u32 = 1_000_000;
+
+/// Spans that wait for the collector, unless `OTEL_BSP_MAX_QUEUE_SIZE` has another number
+/// (OpenTelemetry specification: "Batch Span Processor").
+pub(crate) const QUEUE: usize = 2048;
 
 /// Samples traces as their parent says, and those without a parent by a rate
 /// (`component-base/tracing: NewProvider`). A trace that is not sampled is recorded all the same, for the
@@ -90,12 +96,14 @@ struct ExportLabels {
     result: &'static str,
 }
 
-/// Counts of spans. Those that are sampled and neither exported nor failed wait, or were dropped from a full
-/// queue.
+/// Counts of spans. Those that are sampled and neither exported, failed nor dropped wait.
 #[derive(Debug, Clone)]
 struct ExportCounts {
     sampled: Counter,
+    dropped: Counter,
     results: Family<ExportLabels, Counter>,
+    /// Spans in the queue, and those of the batch that the exporter has not taken yet.
+    waiting: Arc<AtomicUsize>,
 }
 
 impl ExportCounts {
@@ -110,9 +118,13 @@ impl ExportCounts {
         }
         let sampled = metrics::counter(
             "quintlet_spans_sampled",
-            "Spans for the OTLP collector. Those that never count as exported or failed were dropped, since the queue was full.",
+            "Spans for the OTLP collector, those that are dropped from a full queue included.",
         );
-        Self { sampled, results }
+        let dropped = metrics::counter(
+            "quintlet_spans_dropped",
+            "Spans for the OTLP collector that were dropped since the queue was full.",
+        );
+        Self { sampled, dropped, results, waiting: Arc::default() }
     }
 
     fn count(&self, result: &'static str, spans: usize) {
@@ -121,25 +133,42 @@ impl ExportCounts {
     }
 }
 
-/// Counts the spans that are handed to the exporter.
+/// The queue of the spans for a collector. Counts the spans, and drops those for which it has no room.
+///
+/// The queue of the SDK drops spans without a count. Its bound is the same as this one, so it is never full.
 #[derive(Debug)]
-pub(crate) struct SampledCounter(Counter);
+pub(crate) struct ExportQueue<P> {
+    queue: P,
+    counts: ExportCounts,
+    most: usize,
+}
 
-impl SpanProcessor for SampledCounter {
+impl<P: SpanProcessor> SpanProcessor for ExportQueue<P> {
     fn on_start(&self, _span: &mut Span, _context: &Context) {}
 
     fn on_end(&self, span: SpanData) {
-        if span.span_context.is_sampled() {
-            self.0.inc();
+        if !span.span_context.is_sampled() {
+            return;
+        }
+        self.counts.sampled.inc();
+        if self.counts.waiting.fetch_add(1, Ordering::Relaxed) < self.most {
+            self.queue.on_end(span);
+        } else {
+            self.counts.waiting.fetch_sub(1, Ordering::Relaxed);
+            self.counts.dropped.inc();
         }
     }
 
     fn force_flush(&self) -> OTelSdkResult {
-        Ok(())
+        self.queue.force_flush()
     }
 
-    fn shutdown_with_timeout(&self, _timeout: Duration) -> OTelSdkResult {
-        Ok(())
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.queue.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.queue.set_resource(resource);
     }
 }
 
@@ -153,6 +182,7 @@ pub(crate) struct CountedExporter<E> {
 impl<E: SpanExporter> SpanExporter for CountedExporter<E> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let spans = batch.len();
+        self.counts.waiting.fetch_sub(spans, Ordering::Relaxed);
         let result = self.exporter.export(batch).await;
         self.counts.count(if result.is_ok() { "exported" } else { "failed" }, spans);
         result
@@ -171,24 +201,23 @@ impl<E: SpanExporter> SpanExporter for CountedExporter<E> {
     }
 }
 
-/// Returns the exporter to a collector, and the counter of the spans for it. The exporter's calls run on the
-/// current runtime.
-pub(crate) fn exporter(
-    collector: Collector,
-) -> Result<(CountedExporter<OnRuntime<opentelemetry_otlp::SpanExporter>>, SampledCounter), OtlpError> {
-    Ok(counted(collector.exporter()?))
+/// Returns the queue of the spans for a collector, of at most `most` spans. A thread of its own exports them,
+/// with calls that run on the current runtime.
+pub(crate) fn queue(collector: Collector, most: usize) -> Result<ExportQueue<BatchSpanProcessor>, OtlpError> {
+    let config = BatchConfigBuilder::default().with_max_queue_size(most).build();
+    Ok(counted(collector.exporter()?, most, |exporter| {
+        BatchSpanProcessor::builder(exporter).with_batch_config(config).build()
+    }))
 }
 
-fn counted<E>(exporter: E) -> (CountedExporter<E>, SampledCounter) {
+/// Returns the queue that `queue` makes of the counted exporter.
+fn counted<E, P>(exporter: E, most: usize, queue: impl FnOnce(CountedExporter<E>) -> P) -> ExportQueue<P> {
     let counts = ExportCounts::new();
-    let sampled = SampledCounter(counts.sampled.clone());
-    (CountedExporter { exporter, counts }, sampled)
+    ExportQueue { queue: queue(CountedExporter { exporter, counts: counts.clone() }), counts, most }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use opentelemetry::trace::{
         SpanContext, SpanId, TraceFlags, TraceState, Tracer as _, TracerProvider as _,
     };
@@ -257,23 +286,60 @@ mod tests {
             [(ALL_TRACES, false, (2, 2, 0)), (ALL_TRACES, true, (2, 0, 2)), (0, false, (0, 0, 0))]
         {
             let kept = Kept { fails, ..Kept::default() };
-            let (exporter, sampled) = counted(kept.clone());
-            let results = exporter.counts.results.clone();
-            let value = |result: &'static str| results.get_or_create(&ExportLabels { result }).get();
-            let before = (sampled.0.get(), value("exported"), value("failed"));
-            let sampled_spans = sampled.0.clone();
+            let queue = counted(kept.clone(), 1, SimpleSpanProcessor::new);
+            let counts = queue.counts.clone();
+            let value = |result: &'static str| counts.results.get_or_create(&ExportLabels { result }).get();
+            let values = || (counts.sampled.get(), value("exported"), value("failed"));
+            let before = values();
             let provider = SdkTracerProvider::builder()
                 .with_sampler(ExportSampler::per_million(rate))
-                .with_span_processor(sampled)
-                .with_span_processor(SimpleSpanProcessor::new(exporter))
+                .with_span_processor(queue)
                 .build();
             let tracer = provider.tracer("test");
             tracer.in_span("parent", |_| tracer.in_span("child", |_| {}));
-            let after = (sampled_spans.get(), value("exported"), value("failed"));
+            let after = values();
             let counted = (after.0 - before.0, after.1 - before.1, after.2 - before.2);
             assert_eq!(counted, wanted, "{rate} {fails}");
             assert_eq!(kept.names.lock().len(), usize::try_from(wanted.0).unwrap());
         }
+    }
+
+    /// A queue whose spans are never exported.
+    #[derive(Debug, Clone, Default)]
+    struct Stuck(Arc<AtomicUsize>);
+
+    impl SpanProcessor for Stuck {
+        fn on_start(&self, _span: &mut Span, _context: &Context) {}
+
+        fn on_end(&self, _span: SpanData) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn force_flush(&self) -> OTelSdkResult {
+            Ok(())
+        }
+
+        fn shutdown_with_timeout(&self, _timeout: Duration) -> OTelSdkResult {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn spans_are_dropped_from_a_full_queue_and_counted() {
+        let stuck = Stuck::default();
+        let queue = counted(Kept::default(), 3, |_| stuck.clone());
+        let counts = queue.counts.clone();
+        let before = (counts.sampled.get(), counts.dropped.get());
+        let provider = SdkTracerProvider::builder().with_span_processor(queue).build();
+        let tracer = provider.tracer("test");
+        let spans = |number: usize| (0..number).for_each(|_| tracer.in_span("span", |_| {}));
+        let values = || (counts.sampled.get() - before.0, counts.dropped.get() - before.1);
+        spans(5);
+        assert_eq!((values(), stuck.0.load(Ordering::Relaxed)), ((5, 2), 3));
+        // The exporter takes a batch.
+        counts.waiting.fetch_sub(2, Ordering::Relaxed);
+        spans(3);
+        assert_eq!((values(), stuck.0.load(Ordering::Relaxed)), ((8, 3), 5));
     }
 
     #[test]

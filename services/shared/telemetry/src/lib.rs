@@ -111,8 +111,10 @@ pub fn init(service: &'static str, options: &TelemetryOptions) -> Result<Telemet
         otlp::Collector::from(options.otlp_endpoint.as_deref(), variable).map_err(InitError::Otlp)?;
     let is_exported = collector.is_some();
     if let Some(collector) = collector {
-        let (exporter, sampled) = export::exporter(collector).map_err(InitError::Otlp)?;
-        provider = provider.with_span_processor(sampled).with_batch_exporter(exporter);
+        let most = variable("OTEL_BSP_MAX_QUEUE_SIZE").and_then(|number| number.parse::<usize>().ok());
+        let most = most.filter(|most| *most > 0).unwrap_or(export::QUEUE);
+        let queue = export::queue(collector, most).map_err(InitError::Otlp)?;
+        provider = provider.with_span_processor(queue);
     }
     let provider = provider.build();
 

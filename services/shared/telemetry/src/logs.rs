@@ -14,10 +14,16 @@ use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::repeat_filter::{Fault, RepeatFilter};
-use crate::ring::POD_UID;
+use crate::ring;
 
-/// Field of spans and log lines with the name of a pod.
+/// Field of log lines with the UID of a pod.
+const POD_UID: &str = "pod.uid";
+/// Field of log lines with the namespace and name of a pod.
 const POD_NAME: &str = "pod.name";
+/// Field of spans with the namespace of a pod.
+const SPAN_NAMESPACE: &str = "k8s.namespace.name";
+/// Field of spans with the name of a pod.
+const SPAN_POD_NAME: &str = "k8s.pod.name";
 /// Field with the cause of a failure, from a fixed list. It distinguishes the faults that one place in the
 /// code logs.
 const REASON: &str = "reason";
@@ -87,7 +93,7 @@ impl LogLayer {
     }
 }
 
-/// The pod of a span, stored in the span's extensions.
+/// The pod of a log line.
 #[derive(Debug, Clone, Default)]
 struct Pod {
     uid: Option<String>,
@@ -95,27 +101,53 @@ struct Pod {
 }
 
 impl Pod {
-    fn is_named(&self) -> bool {
-        self.uid.is_some() || self.name.is_some()
-    }
-
-    // The fields of the inner span take precedence.
-    fn or(self, outer: &Self) -> Self {
-        Self { uid: self.uid.or_else(|| outer.uid.clone()), name: self.name.or_else(|| outer.name.clone()) }
+    // The fields of the line and of inner spans take precedence.
+    fn or(self, outer: &SpanPod) -> Self {
+        Self { uid: self.uid.or_else(|| outer.uid.clone()), name: self.name.or_else(|| outer.full_name()) }
     }
 }
 
-impl Visit for Pod {
+/// The pod of a span, stored in the span's extensions.
+#[derive(Debug, Clone, Default)]
+struct SpanPod {
+    uid: Option<String>,
+    namespace: Option<String>,
+    name: Option<String>,
+}
+
+impl SpanPod {
+    fn is_named(&self) -> bool {
+        self.uid.is_some() || self.namespace.is_some() || self.name.is_some()
+    }
+
+    /// Returns `namespace/name`, or the name if the span has no namespace.
+    fn full_name(&self) -> Option<String> {
+        let name = self.name.as_ref()?;
+        Some(self.namespace.as_ref().map_or_else(|| name.clone(), |namespace| format!("{namespace}/{name}")))
+    }
+
+    // Fields that are recorded later take precedence.
+    fn or(self, earlier: &Self) -> Self {
+        Self {
+            uid: self.uid.or_else(|| earlier.uid.clone()),
+            namespace: self.namespace.or_else(|| earlier.namespace.clone()),
+            name: self.name.or_else(|| earlier.name.clone()),
+        }
+    }
+}
+
+impl Visit for SpanPod {
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
-            POD_UID => self.uid = Some(value.to_owned()),
-            POD_NAME => self.name = Some(value.to_owned()),
+            ring::POD_UID => self.uid = Some(value.to_owned()),
+            SPAN_NAMESPACE => self.namespace = Some(value.to_owned()),
+            SPAN_POD_NAME => self.name = Some(value.to_owned()),
             _ => {}
         }
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        if [POD_UID, POD_NAME].contains(&field.name()) {
+        if [ring::POD_UID, SPAN_NAMESPACE, SPAN_POD_NAME].contains(&field.name()) {
             self.record_str(field, &format!("{value:?}"));
         }
     }
@@ -249,7 +281,7 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
     fn on_new_span(&self, attrs: &Attributes<'_>, id: &Id, ctx: Context<'_, S>) {
-        let mut pod = Pod::default();
+        let mut pod = SpanPod::default();
         attrs.record(&mut pod);
         if let Some(span) = ctx.span(id).filter(|_| pod.is_named()) {
             span.extensions_mut().replace(pod);
@@ -257,11 +289,11 @@ where
     }
 
     fn on_record(&self, id: &Id, values: &Record<'_>, ctx: Context<'_, S>) {
-        let mut pod = Pod::default();
+        let mut pod = SpanPod::default();
         values.record(&mut pod);
         if let Some(span) = ctx.span(id).filter(|_| pod.is_named()) {
             let mut extensions = span.extensions_mut();
-            let pod = extensions.get_mut::<Pod>().map_or(pod.clone(), |known| pod.or(known));
+            let pod = extensions.get_mut::<SpanPod>().map_or(pod.clone(), |known| pod.or(known));
             extensions.replace(pod);
         }
     }
@@ -271,7 +303,7 @@ where
         event.record(&mut fields);
         let mut pod = Pod { uid: fields.take(POD_UID), name: fields.take(POD_NAME) };
         for span in ctx.event_scope(event).into_iter().flatten() {
-            if let Some(outer) = span.extensions().get::<Pod>() {
+            if let Some(outer) = span.extensions().get::<SpanPod>() {
                 pod = pod.or(outer);
             }
         }
@@ -431,9 +463,15 @@ mod tests {
     #[test]
     fn a_line_has_its_own_pod_or_else_that_of_its_span() {
         let got = logged(|| {
-            let pod = tracing::info_span!("pod", pod.uid = "u1", pod.name = "default/web");
+            let pod = tracing::info_span!(
+                "pod",
+                k8s.pod.uid = "u1",
+                k8s.pod.name = "web",
+                k8s.namespace.name = tracing::field::Empty
+            );
+            pod.record("k8s.namespace.name", "default");
             let _pod = pod.enter();
-            let _pass = tracing::info_span!("pass", pod.uid = "u1").entered();
+            let _pass = tracing::info_span!("pass", k8s.pod.uid = "u1").entered();
             tracing::warn!("inner");
             tracing::warn!(pod.name = "default/other", "its own");
         });

@@ -6,7 +6,7 @@ use std::task::Poll;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::Context;
 use opentelemetry::propagation::{Extractor, TextMapPropagator as _};
-use opentelemetry::trace::TraceContextExt as _;
+use opentelemetry::trace::{Status, TraceContextExt as _};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use quintlet_proto::common::v1::Trace;
 use tonic::metadata::{KeyRef, MetadataMap};
@@ -17,6 +17,10 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 pub const TRACEPARENT: &str = "traceparent";
 /// W3C header with vendor-specific data.
 pub const TRACESTATE: &str = "tracestate";
+
+/// Longest description of an error in a span, in bytes. The description may have a text of the runtime or of
+/// a tenant, which the log has as a whole.
+const MAX_ERROR: usize = 1 << 10;
 
 /// A message or header map that may carry a trace context.
 pub trait TraceSource {
@@ -98,7 +102,15 @@ pub fn current_trace() -> Option<Trace> {
 
 /// Returns the context of `span`. `None` if the span is disabled or not recorded.
 pub fn trace_of(span: &Span) -> Option<Trace> {
-    let context = span.context();
+    trace_in(&span.context())
+}
+
+/// Returns the context that a new span would continue: that of the current span, or that of [`continued`].
+pub fn continued_trace() -> Option<Trace> {
+    trace_in(&Context::current())
+}
+
+fn trace_in(context: &Context) -> Option<Trace> {
     let span = context.span();
     let context = span.span_context();
     context.is_valid().then(|| Trace {
@@ -172,6 +184,29 @@ pub fn set_parent(span: &Span, source: &impl TraceSource) {
     }
 }
 
+/// Links `span` to the span with this W3C `traceparent`, which belongs to another trace. Has no effect if the
+/// text does not parse.
+pub fn add_link(span: &Span, traceparent: &str) {
+    let trace = Trace { traceparent: traceparent.to_owned(), tracestate: String::new() };
+    let context = trace.trace_context();
+    let linked = context.span().span_context().clone();
+    span.add_link(linked);
+}
+
+/// Sets the status of `span` to an error with this description, which is cut at [`MAX_ERROR`] bytes. Has no
+/// effect if the span is not recorded.
+pub fn record_error(span: &Span, description: &str) {
+    let end = description.floor_char_boundary(MAX_ERROR);
+    span.set_status(Status::error(description[..end].to_owned()));
+}
+
+/// Records the error of a gRPC call in the span of the call, see [`record_error`].
+pub fn record_status<T>(span: &Span, answer: &Result<T, tonic::Status>) {
+    if let Err(status) = answer {
+        record_error(span, &format!("{:?}: {}", status.code(), status.message()));
+    }
+}
+
 /// Returns the hexadecimal trace id of the current span. `None` outside a span.
 pub fn current_trace_id() -> Option<String> {
     let context = Span::current().context();
@@ -182,6 +217,15 @@ pub fn current_trace_id() -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use opentelemetry::trace::TracerProvider as _;
+    use opentelemetry_sdk::error::OTelSdkResult;
+    use opentelemetry_sdk::trace::{SdkTracerProvider, Span as SdkSpan, SpanData, SpanProcessor};
+    use parking_lot::Mutex;
+    use tracing_subscriber::layer::SubscriberExt as _;
+
     use super::*;
 
     fn parent(source: &impl TraceSource) -> Option<String> {
@@ -207,6 +251,49 @@ mod tests {
             assert_eq!(parent(&metadata.into_headers()), expected, "headers {traceparent:?}");
         }
         assert_eq!(parent(&None::<Trace>), None);
+    }
+
+    /// Keeps the data of ended spans.
+    #[derive(Debug, Clone, Default)]
+    struct Ended(Arc<Mutex<Vec<SpanData>>>);
+
+    impl SpanProcessor for Ended {
+        fn on_start(&self, _span: &mut SdkSpan, _context: &Context) {}
+
+        fn on_end(&self, span: SpanData) {
+            self.0.lock().push(span);
+        }
+
+        fn force_flush(&self) -> OTelSdkResult {
+            Ok(())
+        }
+
+        fn shutdown_with_timeout(&self, _timeout: Duration) -> OTelSdkResult {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_span_has_the_link_to_another_trace_and_the_description_of_its_error() {
+        let ended = Ended::default();
+        let provider = SdkTracerProvider::builder().with_span_processor(ended.clone()).build();
+        let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+            let created = tracing::info_span!(parent: None, "create pod");
+            let trace = trace_of(&created).unwrap();
+            let deleted = tracing::info_span!(parent: None, "terminate pod");
+            add_link(&deleted, &trace.traceparent);
+            add_link(&deleted, "00-zz");
+            record_error(&deleted, &"é".repeat(MAX_ERROR));
+        });
+        let ended = ended.0.lock();
+        let [deleted, created] = &ended[..] else { panic!("{ended:?}") };
+        let links: Vec<_> = deleted.links.iter().map(|link| &link.span_context).collect();
+        assert_eq!(links.len(), 1, "{links:?}");
+        assert_eq!(links[0].span_id(), created.span_context.span_id());
+        assert_ne!(links[0].trace_id(), deleted.span_context.trace_id());
+        assert_eq!(deleted.status, Status::error("é".repeat(MAX_ERROR / 2)));
+        assert_eq!(created.status, Status::Unset);
     }
 
     #[test]

@@ -12,11 +12,11 @@ use opentelemetry_sdk::trace::{Span, SpanData, SpanProcessor};
 use parking_lot::Mutex;
 use quintlet_proto::debug::v1 as pb;
 
-/// Bytes of spans kept per process: about 1,700 spans, or 17 pod operations of 100 spans.
+/// Bytes of spans kept per process: about 1,500 spans, or 15 pod operations of 100 spans.
 pub const RING_BYTES: usize = 1 << 19;
 
-/// The span attribute that names a pod.
-pub(crate) const POD_UID: &str = "pod.uid";
+/// The span attribute with the UID of a pod.
+pub(crate) const POD_UID: &str = "k8s.pod.uid";
 
 /// Ends each key and each value of [`SpanRecord::attributes`].
 const END: char = '\0';
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn the_ring_is_bounded_and_counts_what_it_drops() {
         let one = span(1, 1, Some("a")).bytes();
-        assert_eq!(one, size_of::<SpanRecord>() + "pod.uid a ".len());
+        assert_eq!(one, size_of::<SpanRecord>() + "k8s.pod.uid a ".len());
         let ring = SpanRing::new(3 * one + 1);
         for id in 1..=5 {
             ring.push(span(1, id, Some("a")));

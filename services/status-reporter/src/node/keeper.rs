@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use quintlet_kit::clock::Clock;
 use quintlet_kit::server::{HealthHandle, NODE};
+use quintlet_telemetry::propagate;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{Instrument as _, debug, info, info_span, warn};
 
 use super::FactBoard;
 use super::cloud::CloudProvider;
@@ -216,7 +217,16 @@ impl NodeKeeper {
         let Some(mut patch) = setters::patch(live, desired, heartbeat) else { return Ok(live.clone()) };
         self.cloud.guard_addresses(&mut patch, live);
         debug!(patch = %patch, "patching node status");
-        self.api.patch(&format!("{}/status", node_path(&self.name)), &patch).await
+        let span = info_span!(parent: None, "write node", k8s.node.name = self.name);
+        if let Some(reported) = self.facts.take_trace() {
+            propagate::add_link(&span, &reported);
+        }
+        let path = format!("{}/status", node_path(&self.name));
+        let written = self.api.patch(&path, &patch).instrument(span.clone()).await;
+        if let Err(failure) = &written {
+            propagate::record_error(&span, &failure.to_string());
+        }
+        written
     }
 
     fn record_events(&self, before: &Value, after: &Value, events: Vec<crate::events::Occurrence>) {

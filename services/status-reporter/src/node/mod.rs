@@ -43,6 +43,8 @@ pub struct FactBoard {
 #[derive(Default)]
 struct Board {
     facts: Mutex<Vec<Facts>>,
+    // W3C `traceparent` of the newest report that has a trace, until a write is linked to it.
+    trace: Mutex<Option<String>>,
     changed: Notify,
 }
 
@@ -59,6 +61,17 @@ impl FactBoard {
         }
         self.inner.changed.notify_one();
         true
+    }
+
+    /// Sets the W3C `traceparent` of a report, for [`FactBoard::take_trace`].
+    pub fn set_trace(&self, traceparent: String) {
+        *self.inner.trace.lock() = Some(traceparent);
+    }
+
+    /// Returns the W3C `traceparent` of the newest report with a trace, once.
+    #[must_use]
+    pub fn take_trace(&self) -> Option<String> {
+        self.inner.trace.lock().take()
     }
 
     /// Returns the newest facts of every service that has reported.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::api::{ApiClient, ApiFailure};
 use crate::status::text;
@@ -61,11 +61,15 @@ async fn check(api: &ApiClient) {
             Err(_) => tokio::time::sleep(RETRY).await,
         }
     };
-    let server = text(&version, "gitVersion");
-    match compare(&version) {
+    report(&version);
+}
+
+fn report(version: &Value) {
+    let server = text(version, "gitVersion");
+    match compare(version) {
         Some(VersionSkew::Supported) | None => {}
         Some(VersionSkew::Older) => {
-            warn!(server, supported = "1.36 to 1.39", "API server is older than this node supports");
+            info!(server, supported = "1.36 to 1.39", "API server is older than this node supports");
         }
         Some(VersionSkew::Newer) => {
             info!(server, supported = "1.36 to 1.39", "API server is newer than this node is tested with");
@@ -78,6 +82,22 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn an_api_server_that_is_not_supported_is_a_line_at_info() {
+        for (minor, want) in [("35", Some("is older")), ("36", None), ("40", Some("is newer"))] {
+            let lines = quintlet_testkit::logs::Lines::default();
+            let log = quintlet_testkit::logs::capture("status-reporter", tracing::Level::TRACE, &lines);
+            tracing::dispatcher::with_default(&log, || report(&json!({"major": "1", "minor": minor})));
+            let lines = lines.all();
+            assert_eq!(lines.len(), usize::from(want.is_some()), "{minor}: {lines:?}");
+            for (line, want) in lines.iter().zip(want) {
+                let line: Value = serde_json::from_str(line).unwrap();
+                assert_eq!(line["level"].as_str().unwrap().to_lowercase(), "info", "{line}");
+                assert!(line.to_string().contains(want), "{line}");
+            }
+        }
+    }
 
     #[test]
     fn versions_from_1_36_to_1_39_are_supported() {

@@ -7,3 +7,4 @@ mod node;
 mod node_of_others;
 mod patch_properties;
 mod reporter;
+mod traces;

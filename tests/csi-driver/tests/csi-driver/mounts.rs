@@ -5,7 +5,6 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::common::{Agent, DRIVER, Machine, POD, publish, stage, volume};
 use futures::FutureExt as _;
 use pod_sync_csi::error::Certainty;
 use pod_sync_csi::mount::Expand;
@@ -16,6 +15,8 @@ use pod_sync_csi::volume_data::LifecycleMode;
 use quintlet_csi_driver::fault::{self, Fault};
 use quintlet_csi_driver::volumes;
 use quintlet_kit::failpoint::{self, Failpoint, Observer, ProcessEnded};
+
+use crate::common::{Agent, DRIVER, Machine, POD, publish, stage, volume};
 
 async fn mount_all(agent: &Agent) {
     agent.mounter.stage(&stage()).await.unwrap();

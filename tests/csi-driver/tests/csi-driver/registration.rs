@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use crate::common::{DRIVER, Machine, eventually};
 use pod_sync_plugins::PluginState;
 use quintlet_csi_driver::fault::{self, Fault};
+
+use crate::common::{DRIVER, Machine, eventually};
 
 fn is_failed(state: Option<&PluginState>) -> bool {
     matches!(state, Some(PluginState::Failed { .. }))

@@ -11,13 +11,14 @@ use pod_sync_devices::{DeviceAdmission, DeviceContext, DeviceError, DeviceOption
 use pod_sync_layout::ResourceCount;
 use quintlet_device_plugin::TestPlugin;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::task;
+use quintlet_kit::{status_code, task};
 use quintlet_model::ids::PodUid;
 use quintlet_testkit::pods::pod_json;
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
+use tonic::Code;
 
 /// Bounds failures only.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
@@ -148,6 +149,11 @@ pub(crate) fn pod_of(name: &str, spec: Value) -> Pod {
     pod.metadata.name = Some(name.to_owned());
     pod.metadata.uid = Some(format!("uid-{name}"));
     pod
+}
+
+/// Returns each gRPC code of a failed call, with its name in the kubelet's texts.
+pub(crate) fn codes() -> impl Iterator<Item = (Code, &'static str)> {
+    (1..=16).map(Code::from).map(|code| (code, status_code::go_name(code)))
 }
 
 /// Returns the text of a rejection.

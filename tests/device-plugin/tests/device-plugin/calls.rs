@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-use crate::agent::{Agent, GPU, container, is_waiting, pod, pod_of, rejected, uid};
+use crate::agent::{Agent, GPU, codes, container, is_waiting, pod, pod_of, rejected, uid};
 
 #[tokio::test]
 async fn a_container_gets_what_its_plugin_returns_and_the_checkpoint_has_it_before() {
@@ -92,31 +92,38 @@ async fn the_preference_of_a_plugin_is_used_where_it_names_free_devices() {
 async fn each_code_of_a_failed_call_is_the_text_of_the_rejection_and_the_devices_stay_free() {
     let agent = Agent::start();
     let plugin = agent.plugin("gpu.sock", &["d1"]);
-    plugin.set_options(false, true);
+    plugin.set_options(true, true);
     agent.register(&plugin, GPU, &["d1"]).await;
     let pod = pod("p", GPU, 1);
-    let codes = [
-        (Code::Internal, "Internal"),
-        (Code::Unavailable, "Unavailable"),
-        (Code::ResourceExhausted, "ResourceExhausted"),
-        (Code::Unimplemented, "Unimplemented"),
-        (Code::InvalidArgument, "InvalidArgument"),
-        (Code::Unknown, "Unknown"),
+    // Method, and the text before that of the call.
+    let methods = [
+        (Method::GetPreferredAllocation, "device plugin GetPreferredAllocation rpc failed with err: "),
+        (Method::Allocate, ""),
     ];
-    for (code, name) in codes {
-        plugin.set_fault(Method::Allocate, Some(Fault::Fail(code)));
-        let text = format!("rpc error: code = {name} desc = Allocate fails");
-        assert_eq!(rejected(agent.admit(&pod).await), text);
-        assert_eq!(agent.last_error(GPU), text);
+    for (method, prefix) in methods {
+        for (code, name) in codes() {
+            plugin.set_fault(method, Some(Fault::Fail(code)));
+            let failed = format!("rpc error: code = {name} desc = {method:?} fails");
+            assert_eq!(rejected(agent.admit(&pod).await), format!("{prefix}{failed}"));
+            assert_eq!(agent.last_error(GPU), failed);
+        }
+        plugin.set_fault(method, None);
     }
     plugin.set_fault(Method::Allocate, Some(Fault::Empty));
     assert_eq!(rejected(agent.admit(&pod).await), "no containers return in allocation response of a.com/gpu");
     plugin.set_fault(Method::Allocate, None);
-    plugin.set_fault(Method::GetPreferredAllocation, Some(Fault::Fail(Code::Internal)));
-    let text = "device plugin GetPreferredAllocation rpc failed with err: rpc error: code = Internal desc = GetPreferredAllocation fails";
-    assert_eq!(rejected(agent.admit(&pod).await), text);
-    plugin.set_fault(Method::GetPreferredAllocation, None);
     assert_eq!(agent.admit(&pod).await, Ok(DeviceAdmission::Admitted));
+    for (code, name) in codes() {
+        plugin.set_fault(Method::PreStartContainer, Some(Fault::Fail(code)));
+        let failed = format!("rpc error: code = {name} desc = PreStartContainer fails");
+        let text = format!("device plugin PreStartContainer rpc failed with err: {failed}");
+        assert_eq!(agent.prepare(&pod).await.unwrap_err().to_string(), text);
+        assert_eq!(agent.last_error(GPU), failed);
+        // The pod holds its device.
+        assert_eq!(agent.recorded(&pod), ["d1"]);
+    }
+    plugin.set_fault(Method::PreStartContainer, None);
+    assert!(agent.prepare(&pod).await.is_ok());
 }
 
 #[tokio::test]

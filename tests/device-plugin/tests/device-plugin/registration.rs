@@ -11,7 +11,7 @@ use quintlet_testkit::wait::until;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-use crate::agent::{Agent, GPU, LONG, is_waiting, pod, rejected};
+use crate::agent::{Agent, GPU, LONG, codes, is_waiting, pod, rejected, uid};
 
 #[tokio::test]
 async fn the_capacity_follows_the_lists_and_stays_for_the_grace_period_of_a_stopped_plugin() {
@@ -47,6 +47,60 @@ async fn a_plugin_whose_stream_ends_is_stopped_until_it_registers_again() {
     assert!(is_waiting(&agent.admit(&pod("p", GPU, 1)).await));
     agent.register(&plugin, GPU, &["d1"]).await;
     assert_eq!(agent.admit(&pod("p", GPU, 1)).await, Ok(DeviceAdmission::Admitted));
+}
+
+#[tokio::test]
+async fn each_code_of_a_failed_list_stops_the_plugin_until_it_registers_again() {
+    let agent = Agent::start();
+    let plugin = agent.serving(GPU, &["d1"]).await;
+    for (code, name) in codes() {
+        plugin.set_fault(Method::ListAndWatch, Some(Fault::Fail(code)));
+        plugin.register(&agent.socket(), GPU).await.unwrap();
+        let text = format!("ListAndWatch ended: rpc error: code = {name} desc = ListAndWatch fails");
+        until("the error", LONG, async || {
+            let error = agent.last_error(GPU);
+            if error == text { Ok(()) } else { Err(error) }
+        })
+        .await;
+        agent.wait_count(GPU, 1, 0).await;
+        assert!(is_waiting(&agent.admit(&pod("p", GPU, 1)).await), "{name}");
+        plugin.set_fault(Method::ListAndWatch, None);
+        agent.register(&plugin, GPU, &["d1"]).await;
+        assert_eq!(agent.admit(&pod("p", GPU, 1)).await, Ok(DeviceAdmission::Admitted), "{name}");
+        agent.devices.release(&uid(&pod("p", GPU, 1))).await;
+    }
+}
+
+/// Returns the registrations and the measured allocations of a resource, as metrics.
+fn counted(resource: &str) -> [Option<u64>; 2] {
+    let text = quintlet_telemetry::metrics::text();
+    ["registration_total", "alloc_duration_seconds_count"].map(|name| {
+        let prefix = format!("kubelet_device_plugin_{name}{{resource_name=\"{resource}\"}} ");
+        let value = text.lines().find_map(|line| line.strip_prefix(&prefix));
+        value.map(|value| value.parse().unwrap())
+    })
+}
+
+#[tokio::test]
+async fn registrations_and_allocations_are_counted_under_the_names_of_the_kubelet() {
+    const COUNTED: &str = "a.com/counted";
+    let agent = Agent::start();
+    assert_eq!(counted(COUNTED), [None, None]);
+    let plugin = agent.plugin("counted.sock", &["d1", "d2"]);
+    // The kubelet counts registrations whose plugin cannot be used, too.
+    plugin.set_fault(Method::GetDevicePluginOptions, Some(Fault::Fail(Code::Internal)));
+    plugin.register(&agent.socket(), COUNTED).await.unwrap_err();
+    assert_eq!(counted(COUNTED), [Some(1), None]);
+    plugin.set_fault(Method::GetDevicePluginOptions, None);
+    agent.register(&plugin, COUNTED, &["d1", "d2"]).await;
+    assert_eq!(agent.admit(&pod("p", COUNTED, 1)).await, Ok(DeviceAdmission::Admitted));
+    assert_eq!(counted(COUNTED), [Some(2), Some(1)]);
+    // A pod that has its device needs no call.
+    assert_eq!(agent.admit(&pod("p", COUNTED, 1)).await, Ok(DeviceAdmission::Admitted));
+    assert_eq!(counted(COUNTED), [Some(2), Some(1)]);
+    plugin.set_fault(Method::Allocate, Some(Fault::Fail(Code::Internal)));
+    assert!(rejected(agent.admit(&pod("q", COUNTED, 1)).await).contains("Internal"));
+    assert_eq!(counted(COUNTED), [Some(2), Some(2)]);
 }
 
 #[tokio::test]
@@ -104,10 +158,11 @@ async fn bad_registrations_are_refused_with_the_kubelets_texts() {
         assert_eq!((refused.code(), refused.message()), (Code::Unknown, text));
     }
     let options = "failed to get device plugin options: rpc error: code =";
-    for (fault, text) in [
-        (Fault::Hang, format!("{options} DeadlineExceeded desc = context deadline exceeded")),
-        (Fault::Fail(Code::Internal), format!("{options} Internal desc = GetDevicePluginOptions fails")),
-    ] {
+    let hangs = (Fault::Hang, format!("{options} DeadlineExceeded desc = context deadline exceeded"));
+    let fails = |(code, name): (Code, &str)| {
+        (Fault::Fail(code), format!("{options} {name} desc = GetDevicePluginOptions fails"))
+    };
+    for (fault, text) in std::iter::once(hangs).chain(codes().map(fails)) {
         plugin.set_fault(Method::GetDevicePluginOptions, Some(fault));
         assert_eq!(plugin.register(&agent.socket(), GPU).await.unwrap_err().message(), text);
     }

@@ -17,13 +17,14 @@ use pod_sync_clients::WorkerWakeups;
 use pod_sync_plugins::PluginManager;
 use quintlet_dra_driver::TestDriver;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::task;
+use quintlet_kit::{status_code, task};
 use quintlet_model::ids::PodUid;
 use quintlet_testkit::pods::pod_json;
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
+use tonic::Code;
 
 /// Bounds failures only.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
@@ -168,6 +169,18 @@ impl Agent {
         driver
     }
 
+    /// Registers a driver with its service at another socket, at which no process listens yet. Returns the
+    /// process that registers it, and the socket of its service.
+    pub(crate) async fn registrar(&self, services: &[&str]) -> (TestDriver, PathBuf) {
+        let (socket, service) = (self.path("registrar.sock"), self.path("service.sock"));
+        let registrar = TestDriver::start_as(&socket, GPU, services);
+        registrar.set_endpoint(&service.display().to_string());
+        std::fs::rename(socket, self.socket("registrar")).unwrap();
+        wait_informed(&registrar).await;
+        self.wait_endpoints(GPU, &[false]).await;
+        (registrar, service)
+    }
+
     pub(crate) async fn wait_connected(&self, driver: &TestDriver, name: &str) {
         until("the driver is registered", LONG, async || {
             let views = self.claims.drivers();
@@ -196,7 +209,11 @@ impl Agent {
     pub(crate) fn claim_with(&self, name: &str, uid: &str, drivers: &[&str], pods: &[&str]) {
         let result =
             |driver: &&str| json!({"driver": driver, "pool": "pool", "device": name, "request": "r"});
-        let results: Vec<Value> = drivers.iter().map(result).collect();
+        self.allocated_claim(name, uid, drivers.iter().map(result).collect(), pods);
+    }
+
+    /// Adds a claim with these results of its allocation, which is reserved for pods.
+    pub(crate) fn allocated_claim(&self, name: &str, uid: &str, results: Vec<Value>, pods: &[&str]) {
         let reserved = |pod: &&str| json!({"resource": "pods", "name": pod, "uid": format!("uid-{pod}")});
         let reserved: Vec<Value> = pods.iter().map(reserved).collect();
         let claim = json!({
@@ -268,6 +285,11 @@ pub(crate) fn uid(pod: &Pod) -> PodUid {
     PodUid::parse(pod.metadata.uid.as_deref().unwrap()).unwrap()
 }
 
+/// Returns each gRPC code of a failed call, with its name in the kubelet's texts.
+pub(crate) fn codes() -> impl Iterator<Item = (Code, &'static str)> {
+    (1..=16).map(Code::from).map(|code| (code, status_code::go_name(code)))
+}
+
 /// Returns a pod whose container uses all devices of these claims.
 pub(crate) fn pod(name: &str, claims: &[&str]) -> Pod {
     let entry = |claim: &&str| json!({"name": claim, "resourceClaimName": claim});
@@ -279,6 +301,15 @@ pub(crate) fn pod(name: &str, claims: &[&str]) -> Pod {
     pod.metadata.uid = Some(format!("uid-{name}"));
     pod.metadata.namespace = Some("default".to_owned());
     pod
+}
+
+/// Waits until a driver has received the success of its registration, and no other result.
+pub(crate) async fn wait_informed(driver: &TestDriver) {
+    until("the registration", LONG, async || {
+        let informed = driver.informed();
+        if informed == [Ok(())] { Ok(()) } else { Err(informed) }
+    })
+    .await;
 }
 
 /// Waits until a driver has received this number of calls with a text.

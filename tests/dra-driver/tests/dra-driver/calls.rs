@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-use crate::agent::{Agent, GPU, pod, uid, wait_calls};
+use crate::agent::{Agent, GPU, codes, pod, uid, wait_calls};
 
 const NIC: &str = "nic.example.com";
 
@@ -96,6 +96,34 @@ async fn a_container_gets_the_devices_of_the_chosen_subrequest() {
 }
 
 #[tokio::test]
+async fn a_claim_with_a_part_of_a_device_a_share_and_tolerations_is_prepared_as_any_other() {
+    // What the scheduler and controllers need in the result of an allocation.
+    let details = json!({
+        "adminAccess": false,
+        "bindingConditions": ["example.com/attached"],
+        "bindingFailureConditions": ["example.com/failed"],
+        "consumedCapacity": {"memory": "1Gi"},
+        "shareID": "a671734a-e8e5-11e4-8fde-42010af09327",
+        "tolerations": [{"key": "example.com/broken", "operator": "Exists", "effect": "NoExecute"}],
+    });
+    let mut seen = Vec::new();
+    for details in [json!({}), details] {
+        let agent = Agent::start();
+        let driver = agent.driver(GPU).await;
+        let mut result = json!({"driver": GPU, "pool": "pool", "device": "gpu-0-part-1", "request": "r"});
+        result.as_object_mut().unwrap().extend(details.as_object().unwrap().clone());
+        agent.allocated_claim("c", "uid-c", vec![result], &["p"]);
+        let p = pod("p", &["c"]);
+        agent.prepare(&p).await.unwrap();
+        seen.push((agent.recorded("c").unwrap(), agent.cdi(&p)));
+        agent.unprepare(&p).await.unwrap();
+        assert_eq!(driver.calls(), ["v1 NodePrepareResources c", "v1 NodeUnprepareResources c"]);
+        assert!(driver.prepared().is_empty());
+    }
+    assert_eq!(seen[0], seen[1]);
+}
+
+#[tokio::test]
 async fn a_pod_that_may_not_use_its_claim_is_refused_and_nothing_is_recorded() {
     let agent = Agent::start();
     agent.claim("c", &[GPU], &["other"]);
@@ -121,16 +149,7 @@ async fn each_code_of_a_failed_call_is_in_the_text_and_the_claim_is_prepared_by_
     let driver = agent.driver(GPU).await;
     agent.claim("c", &[GPU], &["p"]);
     let p = pod("p", &["c"]);
-    let codes = [
-        (Code::Internal, "Internal"),
-        (Code::Unavailable, "Unavailable"),
-        (Code::ResourceExhausted, "ResourceExhausted"),
-        (Code::Unimplemented, "Unimplemented"),
-        (Code::InvalidArgument, "InvalidArgument"),
-        (Code::Aborted, "Aborted"),
-        (Code::Unknown, "Unknown"),
-    ];
-    for (code, name) in codes {
+    for (code, name) in codes() {
         driver.set_fault(Method::NodePrepareResources, Some(Fault::Fail(code)));
         let text =
             format!("NodePrepareResources: rpc error: code = {name} desc = NodePrepareResources fails");
@@ -142,7 +161,7 @@ async fn each_code_of_a_failed_call_is_in_the_text_and_the_claim_is_prepared_by_
     driver.set_fault(Method::NodePrepareResources, None);
     agent.prepare(&p).await.unwrap();
     assert_eq!(agent.claims.drivers()[GPU].error, None);
-    for (code, name) in codes {
+    for (code, name) in codes() {
         driver.set_fault(Method::NodeUnprepareResources, Some(Fault::Fail(code)));
         let text =
             format!("NodeUnprepareResources: rpc error: code = {name} desc = NodeUnprepareResources fails");

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use quintlet_dra_driver::{Fault, Method};
+use quintlet_dra_driver::{Fault, Method, TestDriver};
 use quintlet_plugin_api::dra::v1::Device;
 use quintlet_plugin_api::dra_health::v1::HealthStatus::{Healthy, Unhealthy};
+use quintlet_testkit::wait::until;
 use tonic::Code;
 
-use crate::agent::{Agent, GPU, LONG, pod, uid, wait_calls};
+use crate::agent::{Agent, GPU, LONG, codes, pod, uid, wait_calls};
 
 const UNKNOWN: &str = "claim:c gpu.example.com/claim=c Unknown";
 const HEALTHY: &str = "claim:c gpu.example.com/claim=c Healthy";
@@ -62,6 +63,67 @@ async fn a_stream_that_ends_is_opened_again_and_one_that_does_not_exist_is_not()
     let before = driver.calls_of("NodeWatchResources");
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(driver.calls_of("NodeWatchResources"), before + 1);
+}
+
+#[tokio::test]
+async fn a_stream_that_fails_with_any_code_but_unimplemented_is_opened_again() {
+    let agent = Agent::start();
+    agent.claim("c", &[GPU], &["p"]);
+    let p = pod("p", &["c"]);
+    let driver = agent.driver_as(GPU, GPU, &["v1.DRAPlugin", "v1.DRAResourceHealth"]).await;
+    agent.prepare(&p).await.unwrap();
+    driver.report_health(&[("pool", "c", Healthy, "", 600)]);
+    agent.wait_health(&p, &[HEALTHY]).await;
+    for (code, _) in codes().filter(|(code, _)| *code != Code::Unimplemented) {
+        let before = driver.calls_of("NodeWatchResources");
+        driver.set_fault(Method::NodeWatchResources, Some(Fault::Fail(code)));
+        driver.end_health();
+        agent.wait_health(&p, &[UNKNOWN]).await;
+        until("two failed calls", LONG, async || {
+            let calls = driver.calls_of("NodeWatchResources");
+            if calls >= before + 2 { Ok(()) } else { Err(calls) }
+        })
+        .await;
+        driver.set_fault(Method::NodeWatchResources, None);
+        agent.wait_health(&p, &[HEALTHY]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_service_that_listens_after_the_registration_reports_the_health_of_its_devices() {
+    // Shares of the device.
+    for shares in [&[None][..], &[Some("one")], &[Some("one"), Some("two")]] {
+        let agent = Agent::start();
+        agent.claim("c", &[GPU], &["p"]);
+        let p = pod("p", &["c"]);
+        let (_registrar, socket) = agent.registrar(&["v1.DRAPlugin", "v1.DRAResourceHealth"]).await;
+        let error = agent.refused(&p).await;
+        assert!(error.starts_with("NodePrepareResources: rpc error: code = Unavailable"), "{error}");
+        let service = TestDriver::start(&socket, GPU);
+        let name = |share: Option<&str>| format!("{GPU}/share={}", share.unwrap_or("none"));
+        let device = |share: Option<&str>| Device {
+            request_names: vec!["r".to_owned()],
+            pool_name: "pool".to_owned(),
+            device_name: "d".to_owned(),
+            cdi_device_ids: vec![name(share)],
+            share_id: share.map(str::to_owned),
+        };
+        service.set_devices("c", shares.iter().copied().map(device).collect());
+        agent.wait_endpoints(GPU, &[true]).await;
+        agent.prepare(&p).await.unwrap();
+        assert_eq!(agent.cdi(&p), shares.iter().copied().map(name).collect::<Vec<_>>());
+        for (status, health) in [(Healthy, "Healthy"), (Unhealthy, "Unhealthy")] {
+            service.report_health(&[("pool", "d", status, "", 600)]);
+            let entries: Vec<_> =
+                shares.iter().map(|share| format!("claim:c {} {health}", name(*share))).collect();
+            agent.wait_health(&p, &entries.iter().map(String::as_str).collect::<Vec<_>>()).await;
+        }
+        let record = agent.recorded("c").unwrap();
+        let recorded: Vec<_> = record.drivers[GPU].iter().map(|device| device.share.as_deref()).collect();
+        assert_eq!(recorded, shares);
+        agent.unprepare(&p).await.unwrap();
+        assert!(service.prepared().is_empty());
+    }
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use quintlet_dra_driver::{Fault, Method, TestDriver};
 use quintlet_testkit::wait::until;
 use tonic::Code;
 
-use crate::agent::{Agent, GPU, LONG, pod};
+use crate::agent::{Agent, GPU, LONG, pod, wait_informed};
 
 /// Waits until the first answer to a registration, which has failed with this text.
 async fn refused(driver: &TestDriver, text: &str) {
@@ -78,6 +78,80 @@ async fn bad_registrations_are_refused_with_the_kubelets_texts() {
 }
 
 #[tokio::test]
+async fn a_failed_call_of_a_registration_is_repeated_and_the_driver_is_used_after_it() {
+    for method in [Method::GetInfo, Method::NotifyRegistrationStatus] {
+        for fault in [Fault::Fail(Code::Internal), Fault::Hang] {
+            let agent = Agent::start();
+            agent.claim("c", &[GPU], &["p"]);
+            let driver = TestDriver::start(&agent.path("gpu.sock"), GPU);
+            driver.set_fault(method, Some(fault));
+            std::fs::rename(agent.path("gpu.sock"), agent.socket("gpu")).unwrap();
+            until("two attempts", LONG, async || {
+                let calls = driver.registration_calls();
+                if calls.iter().filter(|call| **call == method).count() >= 2 { Ok(()) } else { Err(calls) }
+            })
+            .await;
+            assert!(driver.informed().is_empty(), "{method:?}");
+            driver.set_fault(method, None);
+            wait_informed(&driver).await;
+            agent.wait_endpoints(GPU, &[true]).await;
+            agent.prepare(&pod("p", &["c"])).await.unwrap();
+            assert_eq!(driver.prepared(), ["uid-c"], "{method:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_service_that_listens_after_the_registration_or_again_after_its_end_is_called() {
+    let agent = Agent::start();
+    agent.claim("c", &[GPU], &["p"]);
+    let p = pod("p", &["c"]);
+    let unavailable = async || {
+        let error = agent.refused(&p).await;
+        assert!(error.starts_with("NodePrepareResources: rpc error: code = Unavailable"), "{error}");
+    };
+    let (registrar, socket) = agent.registrar(&["v1.DRAPlugin"]).await;
+    unavailable().await;
+    for _ in 0..2 {
+        let service = TestDriver::start(&socket, GPU);
+        agent.wait_endpoints(GPU, &[true]).await;
+        agent.prepare(&p).await.unwrap();
+        agent.unprepare(&p).await.unwrap();
+        assert_eq!(service.calls(), ["v1 NodePrepareResources c", "v1 NodeUnprepareResources c"]);
+        // The process ends, and leaves its socket.
+        drop(service);
+        agent.wait_endpoints(GPU, &[false]).await;
+        unavailable().await;
+        std::fs::remove_file(&socket).unwrap();
+    }
+    // The driver has not registered again.
+    assert_eq!((registrar.informed(), registrar.calls().len()), (vec![Ok(())], 0));
+}
+
+#[tokio::test]
+async fn a_service_at_the_socket_of_the_registration_that_listens_later_or_again_is_called() {
+    let agent = Agent::start();
+    agent.claim("c", &[GPU], &["p"]);
+    let p = pod("p", &["c"]);
+    // A process that listens without the service of its driver.
+    let mut earlier = agent.driver(GPU).await;
+    earlier.set_fault(Method::NodePrepareResources, Some(Fault::Fail(Code::Unimplemented)));
+    assert!(agent.refused(&p).await.contains("code = Unimplemented"));
+    for _ in 0..2 {
+        // The earlier process runs until another one listens at its path.
+        std::fs::remove_file(earlier.socket()).unwrap();
+        let service = TestDriver::start(&agent.socket(GPU), GPU);
+        wait_informed(&service).await;
+        drop(earlier);
+        agent.wait_endpoints(GPU, &[true]).await;
+        agent.prepare(&p).await.unwrap();
+        agent.unprepare(&p).await.unwrap();
+        assert_eq!(service.calls(), ["v1 NodePrepareResources c", "v1 NodeUnprepareResources c"]);
+        earlier = service;
+    }
+}
+
+#[tokio::test]
 async fn the_latest_connected_plugin_of_an_update_is_called() {
     let agent = Agent::start();
     let old = agent.driver_as("old", GPU, &["v1.DRAPlugin"]).await;
@@ -144,11 +218,7 @@ async fn a_socket_with_the_longest_path_is_used_and_a_longer_path_fails_its_own_
 async fn all_calls_of_a_driver_use_one_connection() {
     let agent = Agent::start();
     let driver = agent.driver(GPU).await;
-    until("the registration", LONG, async || {
-        let informed = driver.informed();
-        if informed == [Ok(())] { Ok(()) } else { Err(informed) }
-    })
-    .await;
+    wait_informed(&driver).await;
     let before = driver.connections();
     for name in ["a", "b", "c"] {
         agent.claim(name, &[GPU], &["p"]);

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use quintlet_e2e::bins::SERVICES;
-use quintlet_e2e::otlp::{Receiver, Span};
+use quintlet_e2e::otlp::{Receiver, Span, root};
 use quintlet_e2e::{LONG, Node, Options, Seen, page, pods, until};
 use quintlet_localnode::images;
 use serde_json::{Value, json};
@@ -101,7 +101,7 @@ fn has_call(spans: &[Span], method: &str) -> bool {
     spans.iter().any(|s| s.service == "cri-proxy" && s.name.contains(method))
 }
 
-/// Each process has its own instance ID, and those that know the name of the node name it.
+/// Each process has its own instance ID, and names the node.
 fn assert_processes_are_named(spans: &[Span], node: &str) {
     let mut instances = BTreeMap::new();
     for span in spans {
@@ -111,9 +111,7 @@ fn assert_processes_are_named(spans: &[Span], node: &str) {
         of_service.insert(instance);
         assert!(text("host.name").is_some_and(|name| !name.is_empty()), "{span:?}");
         assert_eq!(text("service.version"), Some(env!("CARGO_PKG_VERSION")), "{span:?}");
-        if ["pod-sync", "status-reporter"].contains(&span.service.as_str()) {
-            assert_eq!(text("k8s.node.name"), Some(node), "{span:?}");
-        }
+        assert_eq!(text("k8s.node.name"), Some(node), "{span:?}");
     }
     let all: BTreeSet<&str> = instances.values().flatten().copied().collect();
     assert!(!all.contains("") && all.len() == instances.len(), "{instances:?}");
@@ -191,7 +189,7 @@ async fn lives_and_goes(options: Options) {
     assert_eq!(token.split('.').count(), 3, "not a JWT: {token:?}");
     wait_reasons(&node, ("uid", &uid), &["Pulled", "Created", "Started"]).await;
 
-    let created = wait_trace(&receiver, "create default/full", &uid, &SERVICES).await;
+    let created = wait_trace(&receiver, "create pod", &uid, &SERVICES).await;
     assert!(has_call(&created, "StartContainer"), "{created:#?}");
     assert_processes_are_named(&created, name);
 
@@ -224,10 +222,12 @@ async fn lives_and_goes(options: Options) {
     wait_reasons(&node, ("uid", &uid), &["Killing"]).await;
     node.wait_gone(&uid).await;
     let services = ["cri-proxy", "pleg-service", "status-reporter", "pod-sync"];
-    let ended = wait_trace(&receiver, "terminate default/full", &uid, &services).await;
+    let ended = wait_trace(&receiver, "terminate pod", &uid, &services).await;
     // The trace ends with the last status. Removals in the runtime follow the deletion of the API object.
     assert!(has_call(&ended, "StopContainer") && has_call(&ended, "StopPodSandbox"), "{ended:#?}");
-    assert_ne!(ended[0].trace, created[0].trace);
+    let (first, last) = (root(&created), root(&ended));
+    assert_eq!(last.links, [(first.trace.clone(), first.id.clone())], "{last:#?}");
+    assert_ne!(last.trace, first.trace);
     api.wait_for("pods", "default", "job", LONG, Value::is_null).await;
 
     let renewed = |l: &Value| l["spec"]["renewTime"] != lease["spec"]["renewTime"];

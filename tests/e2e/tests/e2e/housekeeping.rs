@@ -7,12 +7,64 @@ use containerd_client::services::v1::{GetImageRequest, UpdateImageRequest};
 use jiff::Timestamp;
 use quintlet_cri_api::v1::image_service_client::ImageServiceClient;
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
-use quintlet_cri_api::v1::{ListImagesRequest, RemovePodSandboxRequest, StopPodSandboxRequest};
+use quintlet_cri_api::v1::{
+    LinuxPodSandboxConfig, ListImagesRequest, ListPodSandboxRequest, PodSandboxConfig, PodSandboxMetadata,
+    RemovePodSandboxRequest, RunPodSandboxRequest, StopPodSandboxRequest,
+};
 use quintlet_e2e::registry::Registry;
-use quintlet_e2e::{LONG, Node, Options, Seen, pods, until};
+use quintlet_e2e::{LONG, Machine, Node, Options, Seen, pods, until};
 use quintlet_localnode::images;
 use serde_json::{Value, json};
 use tonic::Request;
+
+/// Makes and stops the sandbox of a pod, as an agent does whose place the node's takes.
+async fn dead_sandbox(machine: &Machine<'_>, name: &str, cgroup_root: &str) -> String {
+    let mut client = RuntimeServiceClient::new(machine.containerd.channel().await.unwrap());
+    let metadata =
+        PodSandboxMetadata { name: name.into(), uid: name.into(), namespace: "default".into(), attempt: 0 };
+    let labels = [("name", name), ("namespace", "default"), ("uid", name)];
+    let config = PodSandboxConfig {
+        metadata: Some(metadata),
+        labels: labels.map(|(key, value)| (format!("io.kubernetes.pod.{key}"), value.to_owned())).into(),
+        linux: Some(LinuxPodSandboxConfig {
+            cgroup_parent: format!("{cgroup_root}/kubepods/besteffort/pod{name}"),
+            ..LinuxPodSandboxConfig::default()
+        }),
+        ..PodSandboxConfig::default()
+    };
+    let run = RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() };
+    let id = client.run_pod_sandbox(run).await.unwrap().into_inner().pod_sandbox_id;
+    client.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: id.clone() }).await.unwrap();
+    id
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_pod_that_another_agent_left_is_removed_if_its_cgroup_is_one_of_this_node() {
+    let mut made = Vec::new();
+    let node = Node::start_on(Options::standalone("dead-foreign"), async |machine| {
+        let root = machine.containerd.cgroup_root();
+        made.push(dead_sandbox(&machine, "left", &root).await);
+        made.push(dead_sandbox(&machine, "other", &format!("{root}/other")).await);
+    })
+    .await;
+    let mut client = RuntimeServiceClient::new(node.cri());
+    let mut sandboxes = async || {
+        let list = client.list_pod_sandbox(ListPodSandboxRequest::default()).await.unwrap().into_inner();
+        list.items.into_iter().map(|sandbox| sandbox.id).collect::<Vec<_>>()
+    };
+    until("one sandbox is left", LONG, async || {
+        let ids = sandboxes().await;
+        if ids == made[1..] { Ok(()) } else { Err(ids) }
+    })
+    .await;
+    // Housekeeping has run again.
+    node.pod_manifest(&pods::sleeper("later"));
+    node.wait_ready("later").await;
+    assert!(sandboxes().await.contains(&made[1]));
+    let mut client = RuntimeServiceClient::new(node.cri());
+    client.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: made[1].clone() }).await.unwrap();
+    node.down().await;
+}
 
 /// Returns a pod of another image that runs until it is stopped.
 fn of_image(name: &str, image: &str) -> Value {

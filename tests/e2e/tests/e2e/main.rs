@@ -46,5 +46,6 @@ mod skew;
 mod sockets;
 mod start_stop;
 mod subscribers;
+mod traces;
 mod url;
 mod volumes;

@@ -3,6 +3,7 @@
 
 use quintlet_e2e::mixin;
 use quintlet_e2e::monitoring::{Scrape, queries};
+use quintlet_e2e::otlp::Receiver;
 use quintlet_e2e::{LONG, NODE, Node, Options, pods, until};
 use serde_json::json;
 
@@ -94,7 +95,19 @@ fn has(text: &str, (name, labels, least): &Wanted) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metrics_have_the_names_and_labels_that_other_tools_the_dashboard_and_the_alerts_use() {
-    let node = Node::start(Options { node_api: true, ..Options::with_api("node-api-metrics") }).await;
+    // Metrics of traces, subscribers and the offline cache exist where these are on.
+    let receiver = Receiver::start().await;
+    let extra = vec![
+        ("pleg-service", "--subscriber-uid=65500".to_owned()),
+        ("pod-sync", "--offline-cache".to_owned()),
+    ];
+    let options = Options {
+        node_api: true,
+        otlp_endpoint: Some(receiver.endpoint().to_owned()),
+        extra,
+        ..Options::with_api("node-api-metrics")
+    };
+    let node = Node::start(options).await;
     let api = node.api();
 
     let mut runs = pods::probed("runs");

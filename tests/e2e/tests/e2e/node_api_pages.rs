@@ -164,7 +164,7 @@ async fn debug_pages_show_the_pods_and_all_services() {
         ("kubelet_cgroup_version", "", 1.0),
         ("kubelet_node_startup_duration_seconds", "", 0.001),
         ("kubelet_node_startup_pre_kubelet_duration_seconds", "", 0.001),
-        ("kubernetes_feature_enabled", "name=\"SidecarContainers\",stage=\"\"", 1.0),
+        ("kubernetes_feature_enabled", "name=\"NodeSwap\",stage=\"\"", 1.0),
     ] {
         assert!(value(name, within) >= least, "{name} {within}\n{merged}");
     }

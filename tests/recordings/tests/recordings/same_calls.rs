@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::differences::{KNOWN, matches, of_machine};
 use quintlet_recordings::compare::differences;
 use quintlet_recordings::facts::{Instances, Names};
 use quintlet_recordings::fixture::{self, Fixture, Then};
@@ -13,6 +12,8 @@ use quintlet_recordings::settled::{answered, settled};
 use quintlet_simulation::{LONG, Options, Service, Sim};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
+
+use crate::differences::{KNOWN, matches, of_machine};
 
 #[test]
 fn every_spec_was_recorded() {

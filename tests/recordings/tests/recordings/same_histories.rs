@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 
-use crate::history_differences::{KNOWN, matches};
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use quintlet_recordings::cluster::Cluster;
@@ -13,6 +12,8 @@ use quintlet_recordings::history::run::RecordedNode;
 use quintlet_recordings::history::scenario::{self, Scenario};
 use quintlet_recordings::runtime;
 use quintlet_simulation::{Options, Sim};
+
+use crate::history_differences::{KNOWN, matches};
 
 #[test]
 fn every_scenario_was_recorded() {
@@ -61,7 +62,7 @@ async fn histories_of_volumes_equal_those_of_a_kubelet() {
         }
     }
     drop(runs);
-    sim.finish().await;
+    sim.finish_beside_clients().await;
     assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
     let unused: Vec<_> =
         KNOWN.iter().enumerate().filter(|(n, _)| !used.contains(n)).map(|(_, k)| k.path).collect();

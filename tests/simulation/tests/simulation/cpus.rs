@@ -1,6 +1,5 @@
 //! Pods with CPUs of their own, on machines of the tests.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -462,51 +461,63 @@ async fn a_pod_whose_cpus_cannot_be_recorded_waits() {
     sim.finish().await;
 }
 
+/// Returns the pods with memory of certain NUMA nodes, as the state file has them.
+fn memory_holders(sim: &Sim) -> Vec<String> {
+    let text = std::fs::read(sim.root_dir().join("memory_manager_state")).unwrap();
+    let state: Value = serde_json::from_slice(&text).unwrap();
+    state["entries"].as_object().map(|pods| pods.keys().cloned().collect()).unwrap_or_default()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cpu_has_one_holder_whenever_pod_sync_is_killed() {
-    const WRITTEN: &str = "CPU state written";
-    let sim = start(Options { cuts: true, ..Options::default() }, PAIR, &[]).await;
+async fn a_cpu_and_memory_have_one_holder_whenever_pod_sync_is_killed() {
+    const WRITTEN: [&str; 2] = ["CPU state written", "memory state written"];
+    let sim = start(Options { cuts: true, ..Options::default() }, PAIR, STATIC_MEMORY).await;
     let other = sim.create(pods::single("other"));
     sim.wait_ready("other").await;
-    let cut = async |when| {
+    let cut = async |written: &str, when| {
         let reached = tokio::time::timeout(Duration::from_secs(60), sim.cuts().reached()).await;
         let passed = sim.cuts().disarm();
-        assert!(reached.is_ok(), "{when:?} was not reached, but {passed:?}");
+        assert!(reached.is_ok(), "{when:?} {written} was not reached, but {passed:?}");
         sim.restart(Service::PodSync).await;
     };
-    let arm = |when| {
-        sim.cuts().arm(Kind::File, when, Some(CutPoint { kind: WRITTEN.to_owned(), number: 1 }));
+    let arm = |written: &str, when| {
+        sim.cuts().arm(Kind::File, when, Some(CutPoint { kind: written.to_owned(), number: 1 }));
     };
-    // Without a kill: the state is written once at the start of a pod, before its sandbox.
+    // Without a kill: each state is written once at the start of a pod, before its sandbox.
     sim.cuts().arm(Kind::File, When::After, None);
     let uid = sim.create(guaranteed("whole", "1"));
     sim.wait_ready("whole").await;
-    let mut passed = BTreeMap::<&str, usize>::new();
-    let steps = sim.cuts().disarm();
-    for step in steps.iter().filter(|step| **step == WRITTEN) {
-        *passed.entry(step).or_insert(0) += 1;
-    }
-    assert_eq!(passed, [(WRITTEN, 1)].into());
+    let mut steps = sim.cuts().disarm();
+    steps.retain(|step| WRITTEN.contains(step));
+    assert_eq!(steps, WRITTEN);
+    assert_eq!(resources(&sim, &uid, "whole").cpuset_mems, "0");
     sim.delete("whole", None);
     sim.wait_gone("whole").await;
     sim.wait_nothing_left(&uid).await;
-    for (number, when) in [When::Before, When::After].into_iter().enumerate() {
-        let name = format!("pod-{number}");
-        arm(when);
-        let uid = sim.create(guaranteed(&name, "1"));
-        cut(when).await;
-        sim.wait_ready(&name).await;
-        sim.assert_started_once(&name, &uid);
-        assert_eq!(cpus(&sim, &uid, &name), "1");
-        assert_eq!(state(&sim), ("0".to_owned(), vec![uid.clone()]));
+    for (name, written, when) in [
+        ("cpu-before", WRITTEN[0], When::Before),
+        ("cpu-after", WRITTEN[0], When::After),
+        ("memory-before", WRITTEN[1], When::Before),
+        ("memory-after", WRITTEN[1], When::After),
+    ] {
+        arm(written, when);
+        let uid = sim.create(guaranteed(name, "1"));
+        cut(written, when).await;
+        sim.wait_ready(name).await;
+        sim.assert_started_once(name, &uid);
+        let seen = resources(&sim, &uid, name);
+        assert_eq!((seen.cpuset_cpus.as_str(), seen.cpuset_mems.as_str()), ("1", "0"), "{name}");
+        assert_eq!(state(&sim), ("0".to_owned(), vec![uid.clone()]), "{name}");
+        assert_eq!(memory_holders(&sim), std::slice::from_ref(&uid), "{name}");
         wait_cpus(&sim, &other, "other", "0").await;
-        arm(when);
-        sim.delete(&name, None);
-        cut(when).await;
-        sim.wait_gone(&name).await;
+        arm(written, when);
+        sim.delete(name, None);
+        cut(written, when).await;
+        sim.wait_gone(name).await;
         sim.wait_nothing_left(&uid).await;
         wait_cpus(&sim, &other, "other", "0-1").await;
-        assert_eq!(state(&sim), ("0-1".to_owned(), Vec::new()));
+        assert_eq!(state(&sim), ("0-1".to_owned(), Vec::new()), "{name}");
+        assert_eq!(memory_holders(&sim), [""; 0], "{name}");
     }
     sim.finish().await;
 }

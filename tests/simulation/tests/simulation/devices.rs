@@ -190,6 +190,14 @@ async fn a_pod_whose_allocation_fails_is_rejected_with_the_kubelets_text() {
     sim.finish().await;
 }
 
+/// Returns status, reason and message of PodReadyToStartContainers.
+fn ready_to_start(pod: &Seen) -> [Value; 3] {
+    let all = pod.0["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let found = all.into_iter().find(|condition| condition["type"] == "PodReadyToStartContainers");
+    let found = found.unwrap_or_default();
+    ["status", "reason", "message"].map(|field| found[field].clone())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_waits_for_its_plugin_and_says_so_while_others_start() {
     let sim = Sim::start(Options::default()).await;
@@ -202,6 +210,13 @@ async fn a_pod_waits_for_its_plugin_and_says_so_while_others_start() {
     sim.wait_view("web", "it waits for the plugin", waits).await;
     let text = "Waiting for the device plugin of example.com/device to register";
     sim.wait_event("web", text, |e| e.reason == "WaitingForDevicePlugin" && e.message == text).await;
+    let says_so =
+        |pod: &Seen| ready_to_start(pod) == [json!("False"), json!("PodSandboxNotReady"), json!(text)];
+    sim.wait_pod("web", "its condition says so", says_so).await;
+    // The next process waits, and says so, too.
+    sim.restart(Service::PodSync).await;
+    sim.wait_view("web", "it waits for the plugin", waits).await;
+    sim.wait_pod("web", "its condition says so", says_so).await;
     let waiting = sim.view("web").await.unwrap().waiting.unwrap();
     assert_eq!(
         waiting.message,
@@ -212,6 +227,7 @@ async fn a_pod_waits_for_its_plugin_and_says_so_while_others_start() {
     assert!(sim.sandboxes(&uid).is_empty());
     let _plugin = start_plugin(&sim, &["d1"]).await;
     sim.wait_ready("web").await;
+    assert_eq!(ready_to_start(&sim.pod("web")), [json!("True"), Value::Null, Value::Null]);
     assert_eq!(devices_of(&sim, &uid, "web"), "d1");
     sim.finish().await;
 }

@@ -118,6 +118,23 @@ async fn certificates_of_a_minute_are_rotated_while_pods_start_and_a_denial_chan
     node.sim.finish().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_clock_is_behind_joins_with_a_certificate_whose_life_has_not_begun() {
+    let node = Joining::prepare(&["--rotate-certificates"]).await;
+    node.sim.start_all();
+    let start = Timestamp::now() + HOUR;
+    until("the node is ready", LONG, async || {
+        node.signer.answer_all(&node.sim.api, start, HOUR);
+        node.is_ready()
+    })
+    .await;
+    assert_eq!(node.requests(CLIENT), 1);
+    let _uid = node.sim.create(pods::single("web"));
+    node.sim.wait_ready("web").await;
+    assert_eq!(node.requests(CLIENT), 1);
+    node.sim.finish().await;
+}
+
 /// Changes of files of a bootstrap, in order, with their number among those of their kind.
 const BOOTSTRAP: [(&str, usize); 7] = [
     ("certificate key written", 1),

@@ -174,7 +174,8 @@ async fn a_host_path_volume_of_a_claim_is_the_path_itself() {
     sim.wait_ready("web").await;
     assert_eq!(mounted_by(&sim, "web", &uid), disk);
     let text = format!(
-        "MountVolume.SetUp failed for volume \"pv-file\" : hostPath type check failed: {} is not a directory",
+        "MountVolume.SetUp failed for volume \"pv-file\" : hostPath type check failed: {} is not a directory, \
+         it's a File",
         file.display()
     );
     sim.wait_event("wrong", &text, |e| e.reason == "FailedMount" && e.message == text).await;

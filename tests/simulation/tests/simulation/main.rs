@@ -47,6 +47,7 @@ mod pod_resources;
 mod pods_api;
 mod power_loss;
 mod priorities;
+mod probe_instances;
 mod probes;
 mod random;
 mod resize;

@@ -3,7 +3,7 @@
 use quintlet_simulation::NODE;
 use quintlet_simulation::watch::actions_on;
 use quintlet_simulation::{Options, Service, Sim, pods};
-use quintlet_testkit::fake_runtime::ContainerSeed;
+use quintlet_testkit::fake_runtime::{Call, ContainerSeed, Method};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_foreign_pod_is_never_touched_and_an_owned_orphan_is_removed_once_all_sources_are_ready() {
@@ -40,5 +40,45 @@ async fn a_foreign_pod_is_never_touched_and_an_owned_orphan_is_removed_once_all_
     let theirs = [foreign.clone(), foreign_container.clone(), "foreign-uid".to_owned()];
     assert_eq!(actions_on(&sim.runtime, &theirs), Vec::<String>::new());
     assert!(sim.runtime.container(&foreign_container).unwrap().running());
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_pods_that_another_agent_left_in_cgroups_of_this_node_are_removed() {
+    let sim = Sim::prepare(Options::default()).await;
+    let parent = |root: &str, uid: &str| format!("{root}/kubepods/besteffort/pod{uid}");
+    let add = |uid: &str, name: &str| sim.runtime.add_sandbox(uid, name, "default", 0);
+    let (dead, exited) = (add("dead-uid", "dead"), add("exited-uid", "exited"));
+    let container = sim.runtime.add_container(&exited, &ContainerSeed::running("done"));
+    sim.runtime.exit(&container, 0);
+    let (running, other) = (add("running-uid", "running"), add("other-uid", "other"));
+    let unmarked = add("no-uid", "no");
+    let theirs = sim.runtime.add_container(&running, &ContainerSeed::running("theirs"));
+    for (id, uid) in [(&dead, "dead-uid"), (&exited, "exited-uid"), (&running, "running-uid")] {
+        sim.runtime.leave_dead(id, &parent(sim.cgroup_root(), uid));
+    }
+    sim.runtime.leave_dead(&other, &parent("/other", "other-uid"));
+    sim.runtime.leave_dead(&unmarked, "");
+    for service in Service::ALL {
+        sim.up(service);
+    }
+    sim.wait_runtime("the dead pods are gone", |r| {
+        !r.sandboxes().iter().any(|s| s.id() == dead || s.id() == exited)
+    })
+    .await;
+    for round in ["first", "second"] {
+        let _uid = sim.create(pods::single(round));
+        sim.wait_ready(round).await;
+        sim.delete(round, Some(0));
+        sim.wait_gone(round).await;
+    }
+    assert_eq!(actions_on(&sim.runtime, &[running, theirs, other.clone(), unmarked]), Vec::<String>::new());
+    let is_status_of_other =
+        |call: &Call| call.method == Method::PodSandboxStatus && call.subjects.contains(&other);
+    assert!(
+        sim.runtime.count_calls(is_status_of_other) < 4,
+        "{:?}",
+        sim.runtime.calls_of(Method::PodSandboxStatus)
+    );
     sim.finish().await;
 }

@@ -262,6 +262,18 @@ async fn memory_backed_volumes_are_resized_with_cgroup_v2_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_resize_of_a_memory_backed_volume_without_the_feature_is_an_event() {
+    let sim = Sim::start(Options::default()).await;
+    let _uid = sim.create(with_memory_volumes("web", "8Mi", "8Mi"));
+    sim.wait_ready("web").await;
+    resize_with_volumes(&sim, "web", &both("100m", "64Mi"), ["8Mi", "16Mi"]);
+    let text =
+        "Pod requires node features that are not available: InPlacePodVerticalScalingMemoryBackedVolumes";
+    sim.wait_event("web", text, |e| e.reason == "FailedNodeDeclaredFeaturesCheck" && e.message == text).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_resize_that_does_not_fit_waits_until_another_pod_terminates() {
     let sim = Sim::start(Options::default()).await;
     let large = cpu_milli() - 500;

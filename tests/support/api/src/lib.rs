@@ -35,6 +35,7 @@ use std::time::Duration;
 
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -61,6 +62,20 @@ pub struct Options {
     pub history: usize,
     /// Interval of bookmarks to idle watches that allow them.
     pub bookmark_every: Duration,
+    /// Objects that the server has before its first client, as another server had them.
+    pub objects: Vec<StoredObject>,
+}
+
+/// An object of another server, with its UID, its times and its status.
+#[derive(Debug, Clone, Deserialize)]
+pub struct StoredObject {
+    /// Plural name of its resource.
+    pub resource: String,
+    /// Namespace; empty for objects of the cluster.
+    #[serde(default)]
+    pub namespace: String,
+    /// The whole object, with its status.
+    pub object: Value,
 }
 
 impl Default for Options {
@@ -71,6 +86,7 @@ impl Default for Options {
             // A hundred changes to each of a hundred pods.
             history: 10_000,
             bookmark_every: Duration::from_secs(5),
+            objects: Vec::new(),
         }
     }
 }
@@ -117,6 +133,10 @@ impl TestApi {
         // system:kubelet-api-admin.
         server.access.set_token(nodes::NODE_TOKEN, nodes::NODE_USER, &[]);
         server.access.allow(nodes::NODE_USER, "*", "*");
+        for stored in options.objects {
+            let resource = known(&stored.resource).map_err(|error| io::Error::other(error.to_string()))?;
+            server.store.restore(resource, &stored.namespace, stored.object);
+        }
         let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
         tasks.spawn(accept(listener, server.clone(), options.tls, stop.clone(), tasks.clone()));

@@ -31,6 +31,9 @@ struct Args {
     /// Sign every CertificateSigningRequest.
     #[arg(long)]
     sign: bool,
+    /// Begin with the objects of this JSON file: a list of `{"resource", "namespace", "object"}`.
+    #[arg(long)]
+    objects: Option<PathBuf>,
 }
 
 /// Interval between checks for CertificateSigningRequests.
@@ -45,7 +48,12 @@ async fn main() -> anyhow::Result<()> {
     if let Some(path) = &args.certificate {
         TestApi::keep_certificate(path).with_context(|| format!("certificate in {}", path.display()))?;
     }
-    let options = Options { listen: args.listen, tls: args.tls, ..Options::default() };
+    let mut options = Options { listen: args.listen, tls: args.tls, ..Options::default() };
+    if let Some(path) = &args.objects {
+        let json = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
+        options.objects =
+            serde_json::from_slice(&json).with_context(|| format!("objects in {}", path.display()))?;
+    }
     let api = TestApi::start_with(options).await.with_context(|| format!("listen on {}", args.listen))?;
     if let Some(path) = &args.kubeconfig {
         api.kubeconfig(path).with_context(|| format!("write {}", path.display()))?;

@@ -28,7 +28,7 @@ const REASONS: [(&str, &str); 98] = [
     ("ResizeStarted", "pod-sync/src/pod_manager/resize.rs"),
     ("ResizeCompleted", "pod-sync/worker/src/worker/tracker.rs"),
     ("ResizeError", "pod-sync/worker/src/worker/resize.rs"),
-    ("FailedNodeDeclaredFeaturesCheck", ""),
+    ("FailedNodeDeclaredFeaturesCheck", "pod-sync/src/pod_manager/updates.rs"),
     ("SandboxChanged", "pod-sync/worker/src/worker/stop.rs"),
     ("FailedCreatePodSandBox", "pod-sync/worker/src/worker/sandbox.rs"),
     ("FailedPodSandBoxStatus", "pod-sync/worker/src/worker/sandbox.rs"),

@@ -12,16 +12,16 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::queue::Counted;
+use quintlet_kit::socket::CONNECT_INTERVAL;
 use quintlet_model::text;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
-use quintlet_telemetry::metrics;
+use quintlet_telemetry::{metrics, propagate};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 use tonic::transport::Channel;
 
-use crate::retry::SERVICE_RETRY;
 use crate::unsent::{QUEUE, UnsentEvents};
 
 /// Events kept for `quintctl explain` and `quintctl watch`.
@@ -92,7 +92,8 @@ struct Outgoing {
 impl Outgoing {
     // When the queue is full, the event is dropped and counted.
     fn add(&self, event: wire::RecordEventRequest, at_unix_ns: i64) {
-        let event = wire::RecordEventRequest { id: rand::random(), at_unix_ns, ..event };
+        let trace = propagate::current_trace();
+        let event = wire::RecordEventRequest { id: rand::random(), at_unix_ns, trace, ..event };
         let mut unsent = self.unsent.lock();
         if !unsent.push(event) {
             self.dropped.inc();
@@ -339,7 +340,7 @@ pub async fn record_setup_failure(socket: PathBuf, node: &str, error: &str, cloc
         while let Err(status) = client.record_event(event.clone()).await
             && !is_refusal(status.code(), 0)
         {
-            tokio::time::sleep(SERVICE_RETRY).await;
+            tokio::time::sleep(CONNECT_INTERVAL).await;
         }
     });
     if written.await.is_err() {
@@ -396,7 +397,7 @@ async fn send(mut client: StatusReporterClient<Channel>, out: &Outgoing) {
             let code = status.code();
             if !is_refusal(code, failures) {
                 failures = failures.saturating_add(u32::from(code != Code::Unavailable));
-                tokio::time::sleep(SERVICE_RETRY).await;
+                tokio::time::sleep(CONNECT_INTERVAL).await;
                 continue;
             }
             tracing::warn!(error = status.message(), reason, "status-reporter refused event");
@@ -432,6 +433,25 @@ mod tests {
             (Code::Internal, 10, true),
         ] {
             assert_eq!(is_refusal(code, failures), refusal, "{code:?} after {failures}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_event_has_the_trace_in_which_it_occurred() {
+        quintlet_telemetry::init("pod-sync", &quintlet_telemetry::TelemetryOptions::default()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let unsent = UnsentEvents::open(dir.path().join("events"), "boot");
+        let clock = Clock::fixed(jiff::Timestamp::UNIX_EPOCH, Duration::ZERO);
+        let events = Events::new("/nowhere".into(), unsent, clock, CancellationToken::new());
+        let pass = tracing::info_span!("pass");
+        pass.in_scope(|| events.node("n1", EventType::Normal, "InPass", ""));
+        events.node("n1", EventType::Normal, "Outside", "");
+        let trace = propagate::trace_of(&pass);
+        assert!(trace.is_some());
+        let mut unsent = events.out.unsent.lock();
+        for trace in [trace, None] {
+            assert_eq!(unsent.first().unwrap().trace, trace);
+            unsent.remove_first();
         }
     }
 

@@ -28,7 +28,6 @@ mod node_volumes;
 mod pleg;
 mod probes;
 mod requests;
-mod retry;
 mod runtime;
 mod status;
 mod unsent;
@@ -40,7 +39,6 @@ pub use crate::node_volumes::{NodeCsiDriver, NodeCsiDrivers, NodeVolumes, NodeVo
 pub use crate::pleg::{ObserveError, Observed, Pleg, PlegHealthError};
 pub use crate::probes::{PodMemory, ProbeFailure, Probes};
 pub use crate::requests::{LAG, NoIdentity, REQUEST_TIMEOUT, RequestError, may_be_lag, retry_on_lag};
-pub use crate::retry::SERVICE_RETRY;
 pub use crate::runtime::{CallError, ExecOutput, Runtime, RuntimeMountPoints, WritableLayer};
 pub use crate::status::{MirrorError, NodeReportError, StatusAck, Statuses};
 pub use crate::unsent::UnsentEvents;

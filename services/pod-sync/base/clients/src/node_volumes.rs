@@ -12,13 +12,12 @@ use parking_lot::Mutex;
 use quintlet_kit::messages::bounded_requests;
 use quintlet_kit::neighbour::Neighbour;
 use quintlet_kit::queue;
+use quintlet_kit::socket::CONNECT_INTERVAL;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-
-use crate::retry::SERVICE_RETRY;
 
 /// Requests that wait in the stream. A full stream delays only the next request, which has the newest state.
 const STREAM: usize = 4;
@@ -193,7 +192,7 @@ impl NodeVolumes {
                     tracing::debug!(error = status.message(), "node volumes stream ended");
                 },
             }
-            tokio::time::sleep(self.peer.next_wait(SERVICE_RETRY)).await;
+            tokio::time::sleep(self.peer.next_wait(CONNECT_INTERVAL)).await;
         }
     }
 

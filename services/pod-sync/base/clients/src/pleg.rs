@@ -9,6 +9,7 @@ use futures::StreamExt as _;
 use parking_lot::RwLock;
 use quintlet_kit::messages::timely;
 use quintlet_kit::neighbour::Neighbour;
+use quintlet_kit::socket::CONNECT_INTERVAL;
 use quintlet_kit::stack::Caller;
 use quintlet_model::convert;
 use quintlet_model::ids::PodUid;
@@ -19,7 +20,6 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use crate::WorkerWakeups;
-use crate::retry::SERVICE_RETRY;
 
 /// Longest wait for an observation, which makes CRI calls of 2 min each at most.
 const OBSERVE: Duration = Duration::from_secs(130);
@@ -195,7 +195,7 @@ impl Pleg {
                     }
                 }
             }
-            tokio::time::sleep(self.peer.next_wait(SERVICE_RETRY)).await;
+            tokio::time::sleep(self.peer.next_wait(CONNECT_INTERVAL)).await;
         }
     }
 

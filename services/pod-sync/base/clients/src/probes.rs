@@ -22,6 +22,7 @@ use quintlet_kit::args::paths::socket_names;
 use quintlet_kit::messages::{TooLarge, bounded_requests, count_left_out, fits};
 use quintlet_kit::neighbour::{Neighbour, PeerFeature};
 use quintlet_kit::queue;
+use quintlet_kit::socket::CONNECT_INTERVAL;
 use quintlet_model::convert;
 use quintlet_model::ids::PodUid;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
@@ -40,7 +41,6 @@ pub use self::memory::PodMemory;
 use self::memory::{clear_memory, fill_memory, merge};
 use self::shards::{AssignmentDecision, Instances, Place};
 use crate::WorkerWakeups;
-use crate::retry::SERVICE_RETRY;
 
 /// Interval between health checks of an instance, while another one could take over its pods.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
@@ -247,7 +247,7 @@ impl Probes {
             }
             running.extend(present);
             let pending = self.is_pending();
-            let again = if pending || watcher.is_none() { SERVICE_RETRY } else { SCAN_INTERVAL };
+            let again = if pending || watcher.is_none() { CONNECT_INTERVAL } else { SCAN_INTERVAL };
             // Each branch only wakes the loop, which reads the whole directory.
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -337,7 +337,7 @@ impl Probes {
                 {
                     tracing::debug!(instance = id, error = status.message(), "probe stream ended");
                 }
-                tokio::time::sleep(peer.next_wait(SERVICE_RETRY)).await;
+                tokio::time::sleep(peer.next_wait(CONNECT_INTERVAL)).await;
             }
         };
         // `streams` and the health checks end only by being dropped, which loses nothing.
@@ -376,7 +376,7 @@ impl Probes {
                 }
             } else {
                 self.silent(id, sent_at);
-                tokio::time::sleep(SERVICE_RETRY).await;
+                tokio::time::sleep(CONNECT_INTERVAL).await;
             }
         }
     }

@@ -271,6 +271,14 @@ impl Runtime {
             .ok_or_else(|| invalid_reply("PodSandboxStatus", &"no status"))
     }
 
+    /// Returns the cgroup in which the runtime made a sandbox, or `None` if it does not say. Its verbose
+    /// answer has the request of the agent (containerd) or the specification of the OCI (CRI-O).
+    pub async fn sandbox_cgroup_parent(&self, id: &SandboxId) -> Result<Option<String>, CallError> {
+        let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_string(), verbose: true };
+        let reply = call!(self, runtime, pod_sandbox_status, "PodSandboxStatus", self.call, request)?;
+        Ok(reply.info.get("info").and_then(|info| cgroup_parent(info)))
+    }
+
     /// Creates a container without starting it.
     pub async fn create_container(
         &self,
@@ -560,6 +568,15 @@ fn writable_layer(stats: cri::ContainerStats) -> Option<WritableLayer> {
     Some((id, number(layer.used_bytes), number(layer.inodes_used)))
 }
 
+fn cgroup_parent(info: &str) -> Option<String> {
+    let info: serde_json::Value = serde_json::from_str(info).ok()?;
+    let requested = info.pointer("/config/linux/cgroup_parent").and_then(serde_json::Value::as_str);
+    // CRI-O: a directory with the cgroup of the sandbox in it, or SLICE:PREFIX:ID.
+    let path = info.pointer("/runtimeSpec/linux/cgroupsPath").and_then(serde_json::Value::as_str);
+    let parent = path.and_then(|path| path.split_once(':').or_else(|| path.rsplit_once('/')));
+    requested.or(parent.map(|(parent, _)| parent)).filter(|parent| !parent.is_empty()).map(str::to_owned)
+}
+
 fn outcome(metadata: &MetadataMap) -> Option<Outcome> {
     metadata.get(OUTCOME_TRAILER).map(|v| Outcome::from_name(v.to_str().ok()))
 }
@@ -583,6 +600,26 @@ fn ignore_not_found(result: Result<(), CallError>) -> Result<(), CallError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_cgroup_of_a_sandbox_is_in_the_verbose_answers_of_containerd_and_cri_o() {
+        for (info, want) in [
+            (r#"{"config": {"linux": {"cgroup_parent": "/kubepods/podu1"}}}"#, Some("/kubepods/podu1")),
+            (r#"{"config": {"linux": {"cgroup_parent": ""}}}"#, None),
+            (
+                r#"{"runtimeSpec": {"linux": {"cgroupsPath": "kubepods-podu1.slice:crio:8c"}}}"#,
+                Some("kubepods-podu1.slice"),
+            ),
+            (
+                r#"{"runtimeSpec": {"linux": {"cgroupsPath": "/kubepods/podu1/crio-8c"}}}"#,
+                Some("/kubepods/podu1"),
+            ),
+            (r#"{"pid": 7}"#, None),
+            ("no JSON", None),
+        ] {
+            assert_eq!(cgroup_parent(info).as_deref(), want, "{info}");
+        }
+    }
 
     #[test]
     fn a_command_without_a_limit_is_waited_for_longer_than_any_grace_period() {

@@ -13,6 +13,8 @@ use quintlet_kit::failpoint;
 use quintlet_kit::messages::{bounded_requests, fits_inside};
 use quintlet_kit::neighbour::Neighbour;
 use quintlet_kit::queue;
+use quintlet_kit::socket::CONNECT_INTERVAL;
+use quintlet_kit::stack::Caller;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod_status::shorten::{self, Part};
 use quintlet_proto::common::v1::Trace;
@@ -25,7 +27,6 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use crate::WorkerWakeups;
-use crate::retry::SERVICE_RETRY;
 
 /// Updates that wait in the stream. The map behind it has the latest status of each pod, so a full stream
 /// only delays them.
@@ -107,7 +108,7 @@ fn shorten_to_item(update: &mut wire::PodStatusUpdate) -> Option<Part> {
 /// Client of status-reporter. Holds the latest status of every pod until it is acknowledged.
 #[derive(Debug)]
 pub struct Statuses {
-    client: StatusReporterClient<Channel>,
+    client: StatusReporterClient<Caller<Channel>>,
     peer: Neighbour,
     inner: Mutex<Inner>,
     changed: Notify,
@@ -118,7 +119,7 @@ impl Statuses {
     /// Creates a client of the socket at `path`, which need not exist yet.
     #[must_use]
     pub fn new(path: PathBuf, wakes: Arc<WorkerWakeups>) -> Self {
-        let client = StatusReporterClient::new(quintlet_kit::socket::channel(path));
+        let client = StatusReporterClient::new(quintlet_kit::socket::caller(path));
         let peer = Neighbour::new("status-reporter", &[]);
         Self { client, peer, inner: Mutex::default(), changed: Notify::new(), wakes }
     }
@@ -225,7 +226,7 @@ impl Statuses {
                     tracing::debug!(error = status.message(), "status stream ended");
                 },
             }
-            tokio::time::sleep(self.peer.next_wait(SERVICE_RETRY)).await;
+            tokio::time::sleep(self.peer.next_wait(CONNECT_INTERVAL)).await;
         }
     }
 

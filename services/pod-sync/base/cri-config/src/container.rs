@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
+use pod_sync_layout::{HandlerFeatures, NodeSettings, paths};
 use quintlet_cri_api::v1::{
     CdiDevice, ContainerConfig, ContainerMetadata, Device, ImageSpec, KeyValue, LinuxContainerConfig, Mount,
     UserNamespace,
@@ -17,7 +18,6 @@ use super::expand::Budget;
 use super::resources::ContainerPlacement;
 use super::security::ImageUser;
 use super::{go_json, resources, security};
-use pod_sync_layout::{HandlerFeatures, NodeSettings, paths};
 
 /// The part of a container's configuration that the plugins of its devices add (`DeviceRunContainerOptions`).
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -7,12 +7,12 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::{Pod, PodDNSConfig};
+use pod_sync_layout::NodeSettings;
 use quintlet_cri_api::v1::DnsConfig;
 use quintlet_model::ids::PodRef;
 use quintlet_model::pod;
 
 use super::error::ConfigError;
-use pod_sync_layout::NodeSettings;
 
 const MAX_SERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;

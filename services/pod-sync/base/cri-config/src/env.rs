@@ -7,6 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{
     ConfigMap, Container, EnvVar, EnvVarSource, ObjectFieldSelector, Pod, Secret, Service,
 };
+use pod_sync_layout::{NodeSettings, ObjectError, ObjectSource};
 use quintlet_model::pod;
 
 use super::env_files::EnvFiles;
@@ -14,7 +15,6 @@ use super::error::ConfigError;
 use super::expand::{Budget, expand, expand_known, expand_text};
 use super::fields::{ResourceField, metadata_field, resource_field};
 use super::services::{MASTER_NAMESPACE, service_variables};
-use pod_sync_layout::{NodeSettings, ObjectError, ObjectSource};
 
 /// The API objects that a container's variables refer to, fetched once per start. Each has its own error.
 #[derive(Debug, Clone, Default)]

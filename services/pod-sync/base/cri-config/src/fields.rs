@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
+use pod_sync_decisions::qos::{self, ResourceList};
 use quintlet_model::pod;
+use quintlet_model::quantity::{Format, Quantity};
 
 use super::error::ConfigError;
-use pod_sync_decisions::qos::{self, ResourceList};
-use quintlet_model::quantity::{Format, Quantity};
 
 /// Returns a metadata field: `metadata.name`, `.namespace`, `.uid`, `.labels`, `.annotations`, or one key of
 /// the latter two (`pkg/fieldpath: ExtractFieldPathAsString`).

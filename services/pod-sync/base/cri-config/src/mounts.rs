@@ -9,6 +9,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt 
 use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
+use pod_sync_layout::{HandlerFeatures, NodeSettings, paths};
 use quintlet_cri_api::v1::{Device, IdMapping, ImageSpec, Mount, MountPropagation};
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
@@ -19,7 +20,6 @@ use super::env::{Env, expand_sub_path, sort_pod_ips};
 use super::error::ConfigError;
 use super::hostname::pod_hostname;
 use super::{hosts, subpath};
-use pod_sync_layout::{HandlerFeatures, NodeSettings, paths};
 
 const ETC_HOSTS: &str = "/etc/hosts";
 

@@ -4,18 +4,19 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
+use pod_sync_layout::{HandlerFeatures, NodeSettings, paths};
 use pod_sync_node_decisions::admission::normal_sysctl;
 use quintlet_cri_api::v1::{
     DnsConfig, LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata, PortMapping, Protocol,
     UserNamespace,
 };
 use quintlet_model::ids::PodRef;
+use quintlet_model::sysctl::{self, SysctlNamespace};
 use quintlet_model::{labels, pod};
 
 use super::error::ConfigError;
 use super::hostname::{kernel_hostname, pod_hostname};
 use super::{resources, security};
-use pod_sync_layout::{HandlerFeatures, NodeSettings, paths};
 
 /// Input of [`sandbox_config`].
 #[derive(Debug, Clone, Copy)]
@@ -109,25 +110,13 @@ fn sysctls(pod: &Pod, defaults: &BTreeMap<String, String>) -> HashMap<String, St
 /// Returns whether a sysctl of the node belongs to a namespace that the pod has for itself. Others are
 /// ignored.
 fn is_namespaced(pod: &Pod, name: &str) -> bool {
-    const IPC: [&str; 8] = [
-        "kernel.msgmax",
-        "kernel.msgmnb",
-        "kernel.msgmni",
-        "kernel.sem",
-        "kernel.shmall",
-        "kernel.shmmax",
-        "kernel.shmmni",
-        "kernel.shm_rmid_forced",
-    ];
     let spec = pod::spec(pod);
-    if IPC.contains(&name) || name.starts_with("fs.mqueue.") {
-        return spec.host_ipc != Some(true);
+    match sysctl::namespace_of(name) {
+        Some(SysctlNamespace::Ipc) => spec.host_ipc != Some(true),
+        Some(SysctlNamespace::Network | SysctlNamespace::Uts) => !pod::host_network(pod),
+        Some(SysctlNamespace::User) => spec.host_users == Some(false),
+        None => false,
     }
-    if name.starts_with("net.") || name == "kernel.domainname" {
-        return !pod::host_network(pod);
-    }
-    // The kubelet also sets them in the user namespace of the node, which the runtime refuses.
-    name.starts_with("user.") && spec.host_users == Some(false)
 }
 
 /// Returns the port mappings of a container, each name or each unnamed mapping once.

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::{AppArmorProfile, Container, Pod, SELinuxOptions, SeccompProfile};
+use pod_sync_layout::{HandlerFeatures, NodeSettings};
 use quintlet_cri_api::v1::security_profile::ProfileType;
 use quintlet_cri_api::v1::{
     Capability, Int64Value, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, NamespaceMode,
@@ -11,7 +12,6 @@ use quintlet_cri_api::v1::{
 use quintlet_model::pod;
 
 use super::error::ConfigError;
-use pod_sync_layout::{HandlerFeatures, NodeSettings};
 
 const MASKED: [&str; 12] = [
     "/proc/asound",

@@ -1,10 +1,11 @@
 //! Tests each branch of `pkg/kubelet/kuberuntime: computePodActions` with a row.
 
-use super::tests::{container, pod, simple, with_init, with_sidecars};
-use super::*;
 use quintlet_model::runtime::SandboxState;
 use quintlet_testkit::pods::{RuntimeBuilder, id, pod_json, time};
 use serde_json::json;
+
+use super::tests::{container, pod, simple, with_init, with_sidecars};
+use super::*;
 
 type Probes = &'static [(ProbeType, &'static str, ProbeResult)];
 

@@ -1,11 +1,12 @@
 //! Tests each branch of `pkg/kubelet/kuberuntime: computePodResizeAction` with a row.
 
-use super::tests::container;
-use super::*;
-use crate::resize::allocation::of_pod;
 use quintlet_model::runtime::SandboxState;
 use quintlet_testkit::pods::{RuntimeBuilder, id, pod_json};
 use serde_json::{Value, json};
+
+use super::tests::container;
+use super::*;
+use crate::resize::allocation::of_pod;
 
 fn sized(name: &str, cpu: &str) -> Value {
     let mut c = container(name);

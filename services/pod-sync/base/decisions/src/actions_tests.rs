@@ -1,9 +1,10 @@
-use super::*;
-use crate::sandbox::SandboxChange;
 use proptest::prelude::*;
 use quintlet_model::runtime::SandboxState;
 use quintlet_testkit::pods::{RuntimeBuilder, id, pod_json, time};
 use serde_json::{Value, json};
+
+use super::*;
+use crate::sandbox::SandboxChange;
 
 pub(super) fn container(name: &str) -> Value {
     json!({"name": name, "image": "i"})

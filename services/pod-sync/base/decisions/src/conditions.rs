@@ -84,6 +84,16 @@ pub fn set_true(status: &mut PodStatus, type_: &str, now: jiff::Timestamp) -> bo
     true
 }
 
+/// Sets the message of PodReadyToStartContainers to the reason for which the pod has no sandbox. Returns
+/// false if the condition is True, does not exist, or has the message.
+pub fn explain_missing_sandbox(status: &mut PodStatus, message: &str) -> bool {
+    let mut all = status.conditions.iter_mut().flatten();
+    let found = all.find(|c| c.type_ == READY_TO_START && c.status != "True");
+    let Some(found) = found.filter(|c| c.message.as_deref() != Some(message)) else { return false };
+    found.message = Some(message.to_owned());
+    true
+}
+
 fn names(list: &[&str]) -> String {
     format!("[{}]", list.join(" "))
 }
@@ -395,6 +405,28 @@ mod tests {
         assert_eq!(brief(&condition(stopped)), no("pod sandbox is not ready"));
         let two = RuntimeBuilder::none().sandbox(SandboxState::Ready).sandbox(SandboxState::Ready);
         assert_eq!(brief(&condition(two)), no("multiple pod sandboxes are ready"));
+    }
+
+    #[test]
+    fn the_reason_for_a_missing_sandbox_is_shown_until_there_is_one() {
+        let p = two();
+        let status = |runtime: RuntimeBuilder| PodStatus {
+            conditions: Some(vec![
+                condition(POD_SCHEDULED, true, "", ""),
+                ready_to_start(&p, &runtime.build()),
+            ]),
+            ..PodStatus::default()
+        };
+        let mut missing = status(RuntimeBuilder::none());
+        assert!(explain_missing_sandbox(&mut missing, "waiting"));
+        assert!(!explain_missing_sandbox(&mut missing, "waiting"));
+        let shown = brief(&missing.conditions.as_ref().unwrap()[1]);
+        assert_eq!(shown, ("False", "PodSandboxNotReady", "waiting"));
+        for mut other in [status(RuntimeBuilder::ready()), PodStatus::default()] {
+            let before = other.clone();
+            assert!(!explain_missing_sandbox(&mut other, "waiting"));
+            assert_eq!(other, before);
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
-use super::*;
 use quintlet_testkit::pods::{RuntimeBuilder, at, id, pod_json, time};
 use serde_json::{Value, json};
+
+use super::*;
 
 struct World {
     pod: Pod,

@@ -28,14 +28,16 @@ const UNKNOWN: &str = "Unknown";
 const CLAIM: &str = "claim:";
 
 /// Adds the devices of each regular container to its status, then those of its claims. A container without
-/// devices or without claims keeps those of the old status: the devices of a pod that has ended are free, and
-/// its status has their last health.
+/// devices or without claims keeps those of the old status. So do all containers of a pod that has ended: its
+/// devices are free, and its status has their last health, also while a killed process has not recorded that.
 pub fn add_device_health(
     status: &mut PodStatus,
     old: Option<&PodStatus>,
     devices: &PodDeviceHealth,
     claims: &BTreeMap<String, Vec<ResourceStatus>>,
 ) {
+    let phase = old.and_then(|old| old.phase.as_deref());
+    let has_ended = phase.is_some_and(|phase| ["Failed", "Succeeded"].contains(&phase));
     let old = |container: &str| {
         let mut statuses = old.into_iter().flat_map(|old| old.container_statuses.iter().flatten());
         let status = statuses.find(|status| status.name == container);
@@ -44,11 +46,11 @@ pub fn add_device_health(
     for container in status.container_statuses.iter_mut().flatten() {
         let (claims_before, before): (Vec<_>, Vec<_>) =
             old(&container.name).into_iter().partition(|entry| entry.name.starts_with(CLAIM));
-        let mut entries = match devices.get(&container.name) {
+        let mut entries = match devices.get(&container.name).filter(|_| !has_ended) {
             Some(resources) => resources.iter().map(|(name, ids)| resource(name, ids, &before)).collect(),
             None => before,
         };
-        let claims = claims.get(&container.name).filter(|entries| !entries.is_empty());
+        let claims = claims.get(&container.name).filter(|entries| !has_ended && !entries.is_empty());
         entries.extend(claims.cloned().unwrap_or(claims_before));
         container.allocated_resources_status = Some(entries).filter(|entries| !entries.is_empty());
     }
@@ -120,6 +122,51 @@ mod tests {
             assert_eq!(shown(&now), expected);
             old = Some(now);
         }
+    }
+
+    #[test]
+    fn a_pod_that_has_ended_keeps_the_last_health_of_devices_that_it_still_holds() {
+        for (phase, want) in [
+            ("Running", "a: x.com/r 1=Healthy; b: "),
+            ("Failed", "a: x.com/r 1=Unhealthy; b: "),
+            ("Succeeded", "a: x.com/r 1=Unhealthy; b: "),
+        ] {
+            let mut old = status();
+            add_device_health(&mut old, None, &held(&[("1", DeviceHealth::Unhealthy)]), &BTreeMap::new());
+            old.phase = Some(phase.to_owned());
+            let mut now = status();
+            add_device_health(&mut now, Some(&old), &held(&[("1", DeviceHealth::Healthy)]), &BTreeMap::new());
+            assert_eq!(shown(&now), want, "{phase}");
+        }
+    }
+
+    #[test]
+    fn resources_and_devices_have_a_fixed_order_whatever_that_of_the_last_status_is() {
+        // Kubernetes 1.38 sorts them, too (kubernetes/kubernetes#142340).
+        let held = |health: DeviceHealth| {
+            let resource = |name: &str, ids: [&str; 3]| {
+                (name.to_owned(), BTreeMap::from(ids.map(|id| (id.to_owned(), health))))
+            };
+            let resources = [resource("y.com/r", ["c", "a", "b"]), resource("x.com/r", ["3", "10", "2"])];
+            PodDeviceHealth::from([("a".to_owned(), BTreeMap::from(resources))])
+        };
+        let mut first = status();
+        add_device_health(&mut first, None, &held(DeviceHealth::Healthy), &BTreeMap::new());
+        let expected = [("x.com/r", ["10", "2", "3"]), ("y.com/r", ["a", "b", "c"])];
+        let devices = expected.map(|(name, ids)| ids.map(|id| format!("{name} {id}=Healthy")).join(", "));
+        assert_eq!(shown(&first), format!("a: {}; b: ", devices.join(", ")));
+
+        let mut reversed = first.clone();
+        let entries = reversed.container_statuses.as_mut().unwrap()[0].allocated_resources_status.as_mut();
+        let entries = entries.unwrap();
+        entries.reverse();
+        for entry in entries {
+            entry.resources.as_mut().unwrap().reverse();
+        }
+        assert_ne!(reversed, first);
+        let mut next = status();
+        add_device_health(&mut next, Some(&reversed), &held(DeviceHealth::Unchanged), &BTreeMap::new());
+        assert_eq!(next, first);
     }
 
     #[test]

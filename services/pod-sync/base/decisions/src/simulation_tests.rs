@@ -12,6 +12,7 @@ use quintlet_model::labels::{CONTAINER_HASH, RESTART_COUNT};
 use quintlet_model::pod;
 use quintlet_model::probe::{ProbeResult, ProbeType};
 use quintlet_model::runtime::{Container, ContainerState, PodRuntime, SandboxState};
+use quintlet_testkit::pods::{RuntimeBuilder, at, id, pod_json};
 use serde_json::{Value, json};
 
 use super::actions::{ActionInput, PodActions, compute_pod_actions};
@@ -23,7 +24,6 @@ use super::probes::ProbeResults;
 use super::status::{NodeFacts, StatusInput, generate};
 use super::sync::next_attempt;
 use super::waiting::{StartBackoffs, from_status};
-use quintlet_testkit::pods::{RuntimeBuilder, at, id, pod_json};
 
 /// A random event between two syncs.
 #[derive(Debug, Clone)]

@@ -1,8 +1,9 @@
-use super::*;
 use quintlet_model::probe::{ProbeResult, ProbeType};
 use quintlet_model::runtime::SandboxState;
 use quintlet_testkit::pods::{RuntimeBuilder, at, id, pod_json, status_json, time};
 use serde_json::{Value, json};
+
+use super::*;
 
 struct World {
     pod: Pod,

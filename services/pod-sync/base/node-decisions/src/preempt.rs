@@ -2,9 +2,9 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;
+use quintlet_model::qos::{self, QosClass};
 
 use super::admission::InsufficientResource;
-use quintlet_model::qos::{self, QosClass};
 
 /// Reason of a preempted pod's event and status.
 pub const PREEMPTING: &str = "Preempting";

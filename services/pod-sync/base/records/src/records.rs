@@ -111,6 +111,9 @@ pub struct PodRecord {
     /// Time at which the pod was accepted (CLOCK_BOOTTIME).
     #[serde(default)]
     pub accepted: Duration,
+    /// W3C `traceparent` of the trace in which the pod was created, for links of later traces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub creation: Option<String>,
     /// Start of the pod, as in its status.
     #[serde(default)]
     pub active: Option<PodStart>,
@@ -170,6 +173,7 @@ impl PartialEq for PodRecord {
             status,
             unreported,
             accepted,
+            creation,
             active,
             probes,
             container_starts,
@@ -188,6 +192,7 @@ impl PartialEq for PodRecord {
             && same(status.as_ref(), other.status.as_ref())
             && *unreported == other.unreported
             && *accepted == other.accepted
+            && *creation == other.creation
             && *active == other.active
             && *probes == other.probes
             && *container_starts == other.container_starts
@@ -382,6 +387,7 @@ mod tests {
         let state = StateDir::open(dir.path(), "b1".into()).unwrap();
         let record = PodRecord {
             pod: Some(Arc::default()),
+            creation: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".to_owned()),
             waiting: [(
                 "a".to_owned(),
                 WaitingReason { reason: "CrashLoopBackOff".into(), message: "m".into() },

@@ -1,10 +1,10 @@
 //! Reads of one object from the API server.
 
 use kube::api::{Api, GetParams};
+use pod_sync_clients::{REQUEST_TIMEOUT, RequestError, retry_on_lag};
 use pod_sync_layout::ObjectError;
 
 use crate::kind::{Key, Kind};
-use pod_sync_clients::{REQUEST_TIMEOUT, RequestError, retry_on_lag};
 
 /// Reads an object.
 pub(crate) async fn get<K: Kind>(

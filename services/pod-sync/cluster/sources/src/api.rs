@@ -21,11 +21,11 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use pod_sync_clients::NoIdentity;
+use pod_sync_layout::{ManifestProblem, SourceKind};
 
 use super::known::{KnownList, ListTask};
 use super::lenient::{Lenient, Undecodable};
 use super::{Snapshot, SourceEvent, SourceSender};
-use pod_sync_layout::{ManifestProblem, SourceKind};
 
 /// Shortest interval between requests while the API server fails (ARCHITECTURE.md, invariant 9).
 const RETRY: Duration = Duration::from_secs(1);

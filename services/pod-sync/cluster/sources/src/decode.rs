@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_saphyr::DuplicateKeyPolicy;
 
+use pod_sync_layout::{ManifestProblem, SourceKind};
 use quintlet_kit::contain::{Work, contained_now};
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
@@ -18,7 +19,6 @@ use super::kubelet_uid::{ComputedUids, StaticPod};
 pub use super::origin::ManifestOrigin;
 use super::zero::ZeroForNull;
 use super::{Snapshot, validate};
-use pod_sync_layout::{ManifestProblem, SourceKind};
 
 /// The priority class of pods that every node needs, and its priority (`pkg/apis/scheduling`).
 const NODE_CRITICAL: &str = "system-node-critical";

@@ -11,6 +11,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use notify::Watcher as _;
 use parking_lot::Mutex;
+use pod_sync_layout::{ManifestProblem, SourceKind};
 use quintlet_kit::contain::{Panic, contained_request};
 use quintlet_kit::task;
 use tokio::sync::mpsc;
@@ -21,7 +22,6 @@ use super::decode::{self, KeptUid, ManifestOrigin};
 use super::kubelet_uid::ComputedUids;
 use super::static_uids::{SandboxListing, StaticPodUids, list_sandboxes};
 use super::{MAX_MANIFEST, Snapshot, SourceEvent, SourceSender};
-use pod_sync_layout::{ManifestProblem, SourceKind};
 
 /// Wait after an event for further ones: editors write in several steps.
 const SETTLE: Duration = Duration::from_millis(20);

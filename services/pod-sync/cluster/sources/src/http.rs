@@ -11,6 +11,9 @@ use hyper_rustls::{ConfigBuilderExt as _, HttpsConnector, HttpsConnectorBuilder}
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use k8s_openapi::api::core::v1::Pod;
+use pod_sync_layout::{ManifestProblem, SourceKind};
+use quintlet_kit::{redirect, task};
+use quintlet_model::ids::PodUid;
 use rustls::{ClientConfig, RootCertStore};
 use tokio_util::sync::CancellationToken;
 
@@ -20,9 +23,6 @@ use super::kubelet_uid::{ComputedUids, KubeletVersion};
 use super::proxy::{Proxies, ProxyConnector};
 use super::static_uids::{SandboxListing, UNDECIDED_WAIT, list_sandboxes};
 use super::{MAX_MANIFEST, Snapshot, SourceEvent, SourceSender};
-use pod_sync_layout::{ManifestProblem, SourceKind};
-use quintlet_kit::{redirect, task};
-use quintlet_model::ids::PodUid;
 
 /// Timeout of a request (`pkg/kubelet/config: NewSourceURL`).
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);

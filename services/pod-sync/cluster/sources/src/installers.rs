@@ -1,10 +1,10 @@
 //! Static pods in the manner of popular installers: a kubelet runs each of them.
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use pod_sync_layout::SourceKind;
 
 use crate::Snapshot;
 use crate::decode::{ManifestOrigin, manifest};
-use pod_sync_layout::SourceKind;
 
 const KUBEADM_API_SERVER: &str = r#"
 apiVersion: v1

@@ -646,6 +646,26 @@ mod tests {
     }
 
     #[test]
+    fn a_certificate_whose_life_has_not_begun_is_used_and_not_requested_again() {
+        use KubeconfigCredential::{Certificate, NoFile};
+        let (wanted, now) = (WantedCertificate::client("n1"), time("2025-06-01T00:00:00Z"));
+        let (end, due) = (time("2026-01-11T00:00:00Z"), time("2026-01-09T00:00:00Z"));
+        let begun = time("2025-01-01T00:00:00Z");
+        let expired =
+            CertificateFacts { not_before: begun, not_after: time("2025-05-01T00:00:00Z"), ..facts() };
+        for (kubeconfig, stored, has_bootstrap, rotates, work) in [
+            (Certificate(Box::new(facts())), None, true, true, ClientWork::WaitUntil(due)),
+            (Certificate(Box::new(facts())), None, true, false, ClientWork::WaitUntil(end)),
+            (NoFile, Some(facts()), true, true, ClientWork::WriteKubeconfig),
+            (Certificate(Box::new(expired)), Some(facts()), false, true, ClientWork::UseStored),
+        ] {
+            let given = ClientFacts { kubeconfig, stored, has_bootstrap, rotates };
+            assert_eq!(client_work(&given, &wanted, now, 0.8), work, "{given:?}");
+        }
+        assert_eq!(check_issued(&facts(), &[1], &wanted, now), Ok(()));
+    }
+
+    #[test]
     fn the_name_of_a_request_depends_on_key_subject_and_usages() {
         let name = |key: &[u8], node: &str, usages: &[&str]| {
             let usages: Vec<String> = usages.iter().map(|usage| (*usage).to_owned()).collect();

@@ -10,6 +10,7 @@ use kube::api::{Api, WatchEvent, WatchParams};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task;
 use quintlet_testapi::{SignerAnswer, TestApi, TestSigner};
+use quintlet_testkit::http_server::HttpServer;
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -502,4 +503,105 @@ async fn a_signer_of_certificates_that_are_due_at_once_is_not_flooded() {
     let took = begin.elapsed();
     assert!(took >= APART * 3, "four requests in {took:?}");
     running.end().await;
+}
+
+#[tokio::test]
+async fn a_clock_that_steps_beyond_the_end_and_back_requests_once_and_keeps_the_new_certificate() {
+    let mut fixture = Fixture::new().await;
+    let begin = fixture.clock.wall();
+    let running = fixture.start(true, true).await;
+    fixture.bootstrapped(MINUTE).await;
+    let ahead = begin + MINUTE * 60;
+    fixture.clock.advance(MINUTE * 60);
+    let requests = fixture.requests(2).await;
+    assert!(requests[1]["metadata"]["name"].as_str().unwrap().starts_with("node-csr-"));
+    let facts =
+        fixture.answer_until(CertificatePurpose::Client, MINUTE, |facts| facts.not_before == ahead).await;
+    fixture.wait_kubeconfig(&facts).await;
+    running.end().await;
+    // Back before the life of the new certificate, when the first one would be valid again. A fixed clock
+    // only advances, so the manager starts with another one.
+    fixture.clock = Clock::fixed(begin + MINUTE / 6, Duration::ZERO);
+    let running = fixture.start(true, true).await;
+    tokio::time::sleep(TIMING.check_period * 4).await;
+    assert_eq!(fixture.api.list(PLURAL).len(), 2);
+    assert_eq!(fixture.store(CertificatePurpose::Client).current().unwrap(), Some(facts.clone()));
+    assert_eq!(names(&running.client.client()).await, ["kube-root-ca.crt"]);
+    // It is rotated at its time by the corrected clock.
+    fixture.clock.advance(MINUTE * 60 + Duration::from_secs(39));
+    let requests = fixture.requests(3).await;
+    assert!(requests[2]["metadata"]["name"].as_str().unwrap().starts_with("csr-"));
+    fixture.answer_until(CertificatePurpose::Client, MINUTE, |new| new.not_after > facts.not_after).await;
+    assert_eq!(fixture.warnings(), [""; 0]);
+    running.end().await;
+}
+
+#[tokio::test]
+async fn a_node_whose_clock_is_behind_uses_a_certificate_whose_life_has_not_begun() {
+    let fixture = Fixture::new().await;
+    let running = fixture.start(true, true).await;
+    fixture.requests(1).await;
+    let start = fixture.clock.wall() + MINUTE * 60;
+    fixture.signer.answer_all(&fixture.api, start, MINUTE * 60);
+    let store = fixture.store(CertificatePurpose::Client);
+    let facts = until("the certificate in use", LONG, async || match store.current() {
+        Ok(Some(facts)) => Ok(facts),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+    assert_eq!(facts.not_before, start);
+    fixture.wait_kubeconfig(&facts).await;
+    assert_eq!(names(&running.client.client()).await, ["kube-root-ca.crt"]);
+    tokio::time::sleep(TIMING.check_period * 4).await;
+    assert_eq!(fixture.api.list(PLURAL).len(), 1);
+    assert_eq!(fixture.warnings(), [""; 0]);
+    running.end().await;
+}
+
+/// A credential plugin for `sh -c` with a directory as its argument. Its token has the number of the run, and
+/// ends at the time in the file `end`.
+const PLUGIN: &str = r#"echo >> "$1/runs"
+printf '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
+"status": {"token": "token-%s", "expirationTimestamp": "%s"}}' "$(wc -l < "$1/runs")" "$(cat "$1/end")""#;
+
+#[tokio::test]
+async fn a_plugin_runs_again_for_a_request_within_a_minute_of_the_end_of_its_token() {
+    let fixture = Fixture::new().await;
+    let list = json!({"apiVersion": "v1", "kind": "ConfigMapList", "metadata": {}, "items": []}).to_string();
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n";
+    let reply = format!("{head}content-length: {}\r\n\r\n{list}", list.len());
+    let server = HttpServer::start(false, move |_| reply.clone()).await;
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "plugin",
+        "clusters": [{"name": "plugin", "cluster": {"server": format!("http://127.0.0.1:{}", server.port)}}],
+        "users": [{"name": "plugin", "user": {"exec": {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "interactiveMode": "Never",
+            "command": "sh",
+            "args": ["-c", PLUGIN, "plugin", fixture.dir.path()],
+        }}}],
+        "contexts": [{"name": "plugin", "context": {"cluster": "plugin", "user": "plugin"}}],
+    });
+    std::fs::write(fixture.kubeconfig(), config.to_string()).unwrap();
+    // The library compares the end with the clock of the machine.
+    let set_end = |life: Duration| {
+        let end = Clock::system().wall() + life;
+        std::fs::write(fixture.path("end"), end.to_string()).unwrap();
+    };
+    set_end(MINUTE / 2);
+    let node = NodeClient::open(&fixture.kubeconfig()).await.unwrap();
+    let client = node.client();
+    assert!(names(&client).await.is_empty());
+    set_end(MINUTE * 60);
+    for _ in 0..2 {
+        assert!(names(&client).await.is_empty());
+    }
+    let token = |request: String| -> String {
+        let lines = request.lines().map(str::to_ascii_lowercase);
+        lines.filter_map(|line| line.strip_prefix("authorization: bearer ").map(str::to_owned)).collect()
+    };
+    let tokens: Vec<String> = server.requests().into_iter().map(token).collect();
+    let [first, second, third] = tokens.as_slice() else { panic!("{tokens:?}") };
+    assert!(first.starts_with("token-") && first != second, "{tokens:?}");
+    assert_eq!(second, third, "the token has an hour left");
 }

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use pod_sync_node_decisions::admission::PressureCondition;
 use quintlet_model::pod;
 
 use crate::layout::{Layout, Reclaim};
@@ -11,8 +12,6 @@ use crate::limits;
 use crate::message::{EvictionMessage, eviction_message};
 use crate::pressure::{Pressure, is_relieved};
 use crate::rank::rank;
-use pod_sync_node_decisions::admission::PressureCondition;
-
 use crate::signal::{Resource, Signal};
 use crate::thresholds::{Threshold, with_container_fs};
 use crate::usage::{Candidate, Observations, PodUsages};

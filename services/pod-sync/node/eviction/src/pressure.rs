@@ -4,9 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use pod_sync_node_decisions::admission::PressureCondition;
+
 use crate::thresholds::Threshold;
 use crate::usage::{Observation, Observations};
-use pod_sync_node_decisions::admission::PressureCondition;
 
 /// Longest usual time from the removal of a container to that of its files. containerd collects them later,
 /// and waits up to 50 times as long as its last collection took.

@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
+use pod_sync_node_decisions::admission::PressureCondition;
 use proptest::prelude::*;
 use serde_json::json;
 
 use crate::layout::Layout;
 use crate::manager::{Decision, EvictionManager, EvictionSettings, Snapshot};
 use crate::pressure::is_relieved;
-use pod_sync_node_decisions::admission::PressureCondition;
-
 use crate::signal::Signal;
 use crate::support::{candidate, hard, soft};
 use crate::thresholds::Threshold;

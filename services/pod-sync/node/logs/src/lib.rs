@@ -20,6 +20,8 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use pod_sync_clients::{CallError, Runtime};
+use pod_sync_containment::{Containment, PodWork};
+use pod_sync_layout::paths;
 use quintlet_kit::beneath::Dir;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::stalls::{Pass, Stalls};
@@ -28,8 +30,6 @@ use quintlet_model::runtime::{ContainerState, PodRuntime, SharedPodRuntime};
 use tokio_util::sync::CancellationToken;
 
 use links::Link;
-use pod_sync_containment::{Containment, PodWork};
-use pod_sync_layout::paths;
 
 /// Time without progress after which an operation on a log counts as hanging.
 const STALL: Duration = Duration::from_secs(5);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use pod_sync_clients::{EventType, Events};
 use pod_sync_decisions::qos::PodCgroup;
+use pod_sync_layout::RuntimeState;
 use quintlet_cgroups::{CgroupError, Cgroups, KubepodsLimits};
 use quintlet_kit::contain::contained_request;
 use quintlet_kit::task;
@@ -15,7 +16,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::reservations::EnforcedReservation;
 use crate::resources::online_cpus;
-use pod_sync_layout::RuntimeState;
 
 /// Interval of writes. Another process, such as systemd when it reloads its units, may have changed the
 /// limits.

@@ -7,15 +7,17 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ContainerImage, Node, NodeCondition, NodeStatus};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use pod_sync_clients::{Pleg, SERVICE_RETRY, Statuses};
+use pod_sync_clients::{Pleg, Statuses};
 use pod_sync_layout::{ExtendedResources, NodeSettings, RuntimeState};
 use pod_sync_node_decisions::admission::PressureCondition;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::socket::CONNECT_INTERVAL;
 use quintlet_kit::task::{self, blocking};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, Span};
 
 use crate::object::{addresses, managed_node};
 use crate::status;
@@ -103,6 +105,8 @@ pub async fn report_node(
     // Blocks: `Machine` calls it on a blocking thread.
     let mut machine = Machine::new(move |state: &RuntimeState| managed_node(&read, &labels, state));
     let mut wait = Duration::ZERO;
+    // The last report that status-reporter has taken.
+    let mut reported: Option<(Node, Vec<String>)> = None;
     loop {
         // Each branch only wakes the loop, which reads all inputs again.
         tokio::select! {
@@ -137,12 +141,23 @@ pub async fn report_node(
         set_extended_resources(node_status, &devices.borrow_and_update());
         status::set_runtime_status(node_status, &state, images.borrow_and_update().clone(), &settings);
         let is_ready = not_ready.is_empty();
-        wait = match statuses.report_node(&node, not_ready, clock.boot()).await {
-            Ok(()) if is_ready => REPORT_PERIOD,
-            Ok(()) => NOT_READY_PERIOD,
+        let report = (node, not_ready);
+        // An unchanged report has no span.
+        let span = if reported.as_ref() == Some(&report) {
+            Span::none()
+        } else {
+            tracing::info_span!(parent: None, "report node", k8s.node.name = settings.node_name)
+        };
+        let (node, not_ready) = &report;
+        let taken = statuses.report_node(node, not_ready.clone(), clock.boot()).instrument(span).await;
+        wait = match taken {
+            Ok(()) => {
+                reported = Some(report);
+                if is_ready { REPORT_PERIOD } else { NOT_READY_PERIOD }
+            }
             Err(error) => {
                 tracing::debug!(error = quintlet_kit::error_chain(&error), "node report failed, retrying");
-                SERVICE_RETRY
+                CONNECT_INTERVAL
             }
         };
     }

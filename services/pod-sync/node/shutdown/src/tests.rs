@@ -2,10 +2,10 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
 use parking_lot::Mutex;
+use pod_sync_node_decisions::shutdown::PriorityGracePeriod;
 use tokio::time::Instant;
 
 use super::*;
-use pod_sync_node_decisions::shutdown::PriorityGracePeriod;
 
 // Pods that take so many seconds to stop and to be unmounted.
 

@@ -22,8 +22,6 @@ use crate::select::PreferenceQuery;
 
 /// Longest wait until a process listens at the socket of a plugin, and for its options.
 const DIAL_LIMIT: Duration = Duration::from_secs(10);
-/// Interval between two attempts to connect.
-const DIAL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time limit of GetPreferredAllocation. The kubelet has none.
 const PREFERENCE_LIMIT: Duration = Duration::from_secs(10);
 /// Time limit of Allocate, with the wait for earlier calls of the plugin. Plugins that program a device are
@@ -103,7 +101,7 @@ async fn reach(path: &Path) -> Result<(), PluginRefusal> {
         match socket::connect(path).await {
             Ok(_) => return Ok(()),
             Err(error) if is_temporary(&error) && Instant::now() < deadline => {
-                tokio::time::sleep(DIAL_INTERVAL).await;
+                tokio::time::sleep(socket::CONNECT_INTERVAL).await;
             }
             Err(error) => return Err(PluginRefusal::Dial(error.to_string())),
         }

@@ -15,11 +15,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use pod_sync_plugins::call::Deadline;
-use quintlet_kit::{failpoint, task, tree};
+use quintlet_kit::failpoint::step;
+use quintlet_kit::{task, tree};
 
 use crate::client::Access;
 use crate::error::{Certainty, CsiError};
-use crate::mount::{Mounter, Publish, Stage, after, make_directory, mount_call, step};
+use crate::mount::{Mounter, Publish, Stage, after, make_directory, mount_call};
 use crate::paths::{self, BlockPaths};
 use crate::removal;
 use crate::volume_data::VolumeData;

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pod_sync_plugins::call::{CallError, Deadline};
+use quintlet_kit::failpoint::step;
 use quintlet_kit::{failpoint, mount_table, task};
 
 use crate::client::{
@@ -31,17 +32,6 @@ use crate::volume_data::{LifecycleMode, VolumeData};
 
 /// Mode of a volume's directory.
 const DIRECTORY_MODE: u32 = 0o750;
-
-/// Executes a step with a failpoint before and after it.
-macro_rules! step {
-    ($name:literal, $work:expr) => {{
-        failpoint::reached!(File, Before, $name);
-        let done = $work.await;
-        failpoint::reached!(File, After, $name);
-        done
-    }};
-}
-pub(crate) use step;
 
 /// Arguments of [`Mounter::stage`].
 #[derive(Debug, Clone)]

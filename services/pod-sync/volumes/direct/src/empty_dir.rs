@@ -9,15 +9,15 @@ use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Pod;
+use pod_sync_decisions::qos;
+use pod_sync_layout::NodeSettings;
 use quintlet_kit::failpoint;
 use quintlet_model::pod;
+use quintlet_model::quantity::Quantity;
 use rustix::mount::MountFlags;
 
 use super::mount_table::{self, MountEntry, MountTable};
 use super::ownership;
-use pod_sync_decisions::qos;
-use pod_sync_layout::NodeSettings;
-use quintlet_model::quantity::Quantity;
 
 /// Medium of an emptyDir.
 #[derive(Debug, Clone, PartialEq, Eq)]

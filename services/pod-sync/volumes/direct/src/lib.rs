@@ -20,6 +20,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Volume};
 use parking_lot::Mutex;
+use pod_sync_cri_config::mounts::{MountedVolume, MountedVolumes};
+use pod_sync_layout::{TokenCache, paths};
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 use tokio::time::Instant;
@@ -59,8 +61,6 @@ use metrics::VolumeMetrics;
 use mount_table::{MountTable, ProcMountTable};
 use payload::MAX_FILE_BYTES;
 use plan::Planner;
-use pod_sync_cri_config::mounts::{MountedVolume, MountedVolumes};
-use pod_sync_layout::{TokenCache, paths};
 use quotas::ProjectQuotas;
 use spec::{fs_group, nested_mount_points};
 

@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Container, DownwardAPIVolumeFile, KeyToPath, Pod, Secret};
-use quintlet_model::pod;
-
-use super::atomic::{FileProjection, Payload};
 use pod_sync_cri_config::container::container_of_ephemeral;
 use pod_sync_cri_config::fields::{ResourceField, metadata_field, resource_field};
 use pod_sync_layout::NodeSettings;
+use quintlet_model::pod;
+
+use super::atomic::{FileProjection, Payload};
 
 /// Limit of the files of all ConfigMaps, Secrets and projected volumes of one pod, in bytes. They are in
 /// memory at the same time, and one key of an object may be in any number of them.

@@ -5,16 +5,15 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{ConfigMap, PodCertificateProjection, Secret, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use parking_lot::Mutex;
-use serde_json::{Value, json};
-
-use super::*;
 use pod_sync_layout::{
     NodeSettings, ObjectError, ObjectKind, ObjectSource, Token, TokenError, TokenKey, TokenSource,
 };
-
-use crate::certificates::{CredentialBundle, TrustAnchors};
 use quintlet_model::pod;
 use quintlet_testkit::pods::pod_of;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::certificates::{CredentialBundle, TrustAnchors};
 
 #[derive(Default)]
 struct Objects {
@@ -312,7 +311,7 @@ async fn a_volume_failure_has_the_kubelets_message() {
         ),
         (
             json!({"hostPath": {"path": "/nowhere", "type": "Directory"}}),
-            "MountVolume.SetUp failed for volume \"v\" : hostPath type check failed: /nowhere is not a directory",
+            "MountVolume.SetUp failed for volume \"v\" : hostPath /nowhere doesn't exist",
         ),
         (
             json!({"flocker": {"datasetName": "d"}}),

@@ -7,11 +7,12 @@ use std::fs;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
-use quintlet_kit::{failpoint, task};
+use quintlet_kit::failpoint::step;
+use quintlet_kit::task;
 use quintlet_model::ids::PodUid;
 
 use crate::error::Error;
-use crate::mount::{Mounter, make_directory, step};
+use crate::mount::{Mounter, make_directory};
 use crate::paths::Paths;
 use crate::removal;
 use crate::volume::{Plugin, Source, Volume};

@@ -16,7 +16,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use quintlet_kit::{failpoint, mount_table, task};
+use quintlet_kit::failpoint::step;
+use quintlet_kit::{mount_table, task};
 use quintlet_model::ids::PodUid;
 use rustix::mount::UnmountFlags;
 use tokio::time::Instant;
@@ -27,7 +28,7 @@ use crate::error::Error;
 use crate::fc;
 use crate::host::{Session, entries, name_of};
 use crate::iscsi::{self, Chap, DISCOVERY_KEYS, Disk, SESSION_KEYS, arguments};
-use crate::mount::{Mounter, make_directory, step};
+use crate::mount::{Mounter, make_directory};
 use crate::volume::{Plugin, Source, Volume};
 
 /// Interval between looks for a device.

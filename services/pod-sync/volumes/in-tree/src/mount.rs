@@ -20,7 +20,8 @@ use std::time::Duration;
 
 use pod_sync_direct_volumes::host_path;
 use pod_sync_direct_volumes::ownership::GroupChange;
-use quintlet_kit::{failpoint, mount_table, task};
+use quintlet_kit::failpoint::step;
+use quintlet_kit::{mount_table, task};
 use quintlet_model::ids::PodUid;
 use rustix::mount::MountFlags;
 use tokio_util::sync::CancellationToken;
@@ -47,17 +48,6 @@ const DEVICE_LIMIT: Duration = Duration::from_mins(10);
 const BLKID_NOTHING: i32 = 2;
 /// `fsck` left errors on the device.
 const FSCK_UNCORRECTED: i32 = 4;
-
-/// Executes a step with a failpoint before and after it.
-macro_rules! step {
-    ($name:literal, $work:expr) => {{
-        failpoint::reached!(File, Before, $name);
-        let done = $work.await;
-        failpoint::reached!(File, After, $name);
-        done
-    }};
-}
-pub(crate) use step;
 
 /// Group that a pod requests for the files of a volume.
 #[derive(Clone, Copy)]

@@ -4,11 +4,12 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use quintlet_kit::{failpoint, task};
+use quintlet_kit::failpoint::step;
+use quintlet_kit::task;
 
 use crate::commands::{self, Until};
 use crate::error::Error;
-use crate::mount::{FILE_SYSTEM_LIMIT, FileKind, Mounter, disk_format, kind_of, step};
+use crate::mount::{FILE_SYSTEM_LIMIT, FileKind, Mounter, disk_format, kind_of};
 use crate::volume::{Source, Volume};
 
 /// Returns the program and its arguments that enlarge a mounted file system; `None` for another format.

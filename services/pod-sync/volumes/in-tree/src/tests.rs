@@ -281,7 +281,8 @@ async fn a_path_that_cannot_be_mounted_has_the_kubelets_text() {
         .publish(&volume(directory.clone()), &uid(1), none(), &CancellationToken::new())
         .await
         .map(drop);
-    assert_eq!(text(published), format!("hostPath type check failed: {} is not a directory", at(&file)));
+    let expected = format!("hostPath type check failed: {} is not a directory, it's a File", at(&file));
+    assert_eq!(text(published), expected);
     let with_options = Volume { mount_options: vec!["noatime".to_owned()], ..volume(directory.clone()) };
     assert_eq!(
         text(mounter.check_options(&with_options)),

@@ -18,8 +18,6 @@ use crate::handler::{Plugin, PluginHandler};
 
 /// Time limit for the connection: a socket exists before its process listens.
 const DIAL_LIMIT: Duration = Duration::from_secs(10);
-/// Interval between two attempts to connect.
-const DIAL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time limit of GetInfo.
 const INFO_LIMIT: Duration = Duration::from_secs(1);
 /// Time limit of NotifyRegistrationStatus.
@@ -95,7 +93,7 @@ async fn reach(socket: &Path) -> Result<(), RegisterError> {
         match socket::connect(socket).await {
             Ok(_) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && Instant::now() < deadline => {
-                tokio::time::sleep(DIAL_INTERVAL).await;
+                tokio::time::sleep(socket::CONNECT_INTERVAL).await;
             }
             Err(error) => return Err(RegisterError::Dial { socket: socket.to_owned(), error }),
         }

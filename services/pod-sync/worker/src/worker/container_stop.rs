@@ -14,6 +14,7 @@ use pod_sync_decisions::starts::ContainerKind;
 use pod_sync_decisions::waiting::{Hook, Waiting, WaitingFor};
 use pod_sync_views as view;
 use quintlet_kit::clock;
+use quintlet_kit::socket::CONNECT_INTERVAL;
 use quintlet_model::ids::{ContainerId, PodUid};
 use quintlet_model::outcome::Outcome;
 use quintlet_model::runtime::PodRuntime;
@@ -23,9 +24,6 @@ use tokio::sync::watch;
 use super::halt::{Halt, RuntimeCall};
 use super::hooks::{self, HookError};
 use crate::context::StopContext;
-
-/// Interval of retries on the socket of cri-proxy.
-const RETRY: Duration = Duration::from_millis(100);
 
 /// One container to stop.
 pub(super) struct ContainerStop<'a> {
@@ -112,7 +110,7 @@ impl ContainerStop<'_> {
                 loop {
                     match hooks::run(ctx, self.pod, self.container, &hook, id, self.ips, self.began).await {
                         Err(HookError::Interrupted(e)) if e.outcome == Outcome::NotDispatched => {
-                            tokio::time::sleep(RETRY).await;
+                            tokio::time::sleep(CONNECT_INTERVAL).await;
                         }
                         ran => return ran,
                     }

@@ -5,6 +5,8 @@ use std::time::Duration;
 use pod_sync_clients::CallError;
 use pod_sync_decisions::waiting;
 use quintlet_model::ids::PodRef;
+use quintlet_telemetry::propagate;
+use tracing::Span;
 
 /// The continuation after a pass.
 #[derive(Debug)]
@@ -63,6 +65,17 @@ impl Halt {
     /// Returns the interruption of a call whose outcome is unknown.
     pub(super) fn interrupted(error: &CallError) -> Self {
         Self::Interrupted(format!("{} {}: {error}", error.method, error.outcome))
+    }
+}
+
+/// Records the cause of an early end in the span of a pass or of its actions. A pass that was cancelled has
+/// not failed.
+pub(super) fn record_halt<T>(span: &Span, done: &Result<T, Halt>) {
+    match done {
+        Err(Halt::Interrupted(error) | Halt::Failed { error, .. } | Halt::NetworkNotReady(error)) => {
+            propagate::record_error(span, error);
+        }
+        Err(Halt::Cancelled) | Ok(_) => {}
     }
 }
 

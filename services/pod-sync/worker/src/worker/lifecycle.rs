@@ -17,13 +17,13 @@ use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
 
 use super::Worker;
-use super::halt::{Halt, NextPass};
+use super::halt::{Halt, NextPass, record_halt};
 use super::resources::ResourceProgress;
 use super::retries::RetryTimes;
 use super::setup::PodSetup;
 use super::tracker::Tracker;
 use super::view::ViewPublisher;
-use super::work_loop::{SyncType, WorkLoop};
+use super::work_loop::{SyncType, TERMINATE, WorkLoop};
 use crate::context::{Desired, INTERNAL_ERROR, WorkerContext};
 use crate::pod_workers::NextWork;
 
@@ -37,15 +37,18 @@ impl Worker {
         record: Option<PodRecord>,
     ) -> Self {
         let wakeup = ctx.control.wakeups.register(&pod_ref.uid);
-        let is_restored = record.is_some();
+        let work_loop = WorkLoop::new(wakeup, &pod_ref, record.as_ref());
         if let Some(record) = &record {
             let memory = record.probes.iter().map(|(c, t, m)| ((c.clone(), *t), m.clone())).collect();
             ctx.probes.restore(&pod_ref.uid, memory);
         }
-        let record =
-            record.unwrap_or_else(|| PodRecord { accepted: ctx.clock.boot(), ..PodRecord::default() });
+        let record = record.unwrap_or_else(|| PodRecord {
+            accepted: ctx.clock.boot(),
+            creation: work_loop.creation().map(str::to_owned),
+            ..PodRecord::default()
+        });
         Self {
-            work_loop: WorkLoop::new(wakeup, &pod_ref, is_restored),
+            work_loop,
             tracker: Tracker::new(&ctx, pod_ref, desired, record),
             retries: RetryTimes::default(),
             setup: PodSetup::default(),
@@ -164,8 +167,15 @@ impl Worker {
     pub(super) async fn work(&mut self, work: Work) -> NextWork {
         self.record_termination();
         let span = self.work_loop.operation.as_ref().map_or_else(Span::none, |operation| {
-            let name = self.tracker.name();
-            tracing::info_span!(parent: operation, "pass", pod.uid = %self.tracker.pod_ref.uid, pod.name = name, worker = self.tracker.phase())
+            let pod = &self.tracker.pod_ref;
+            tracing::info_span!(
+                parent: operation,
+                "pass",
+                k8s.pod.uid = %pod.uid,
+                k8s.namespace.name = &*pod.namespace,
+                k8s.pod.name = &*pod.name,
+                worker = self.tracker.phase(),
+            )
         });
         if work == Work::Sync && self.work_loop.sync_type == SyncType::Create {
             let waited = self.ctx.clock.boot().saturating_sub(self.tracker.record.accepted);
@@ -174,7 +184,9 @@ impl Worker {
         // Boxed, so that an idle worker does not hold the memory of a pass.
         let began = Instant::now();
         let first_event = self.ctx.reporting.events.next_number();
-        let next = Box::pin(self.pass(&work)).instrument(span).await;
+        let next = Box::pin(self.pass(&work)).instrument(span.clone()).await;
+        record_halt(&span, &next);
+        drop(span);
         match &next {
             // Another service is down, which is no fault of this pod.
             Err(Halt::Interrupted(_)) => self.ctx.control.static_pod_gate.extend(&self.tracker.pod_ref.uid),
@@ -258,7 +270,7 @@ impl Worker {
         let (ending, started) =
             self.ctx.control.pod_workers.read(|w| (w.termination(uid).cloned(), w.is_started(uid)));
         if ending.is_some() && self.tracker.record.termination.is_none() {
-            self.work_loop.change_operation("terminate", &self.tracker.pod_ref);
+            self.work_loop.change_operation(TERMINATE, &self.tracker.pod_ref);
         }
         self.tracker.record.update(|record| {
             record.termination = ending.map(|e| Termination::of(&e, record.termination.as_ref()));

@@ -82,20 +82,23 @@ impl ResourceProgress {
         }
         match attempt(environment, &uid, pod, cancel).await? {
             Attempt::Held => {
+                tracker.report_plugin_wait(None);
                 self.is_admitted = true;
                 Ok(ResourceDecision::Held)
             }
             Attempt::Waits { resource, until } => {
+                let text = format!("Waiting for the device plugin of {resource} to register");
                 if !std::mem::replace(&mut self.is_reported, true) {
-                    let text = format!("Waiting for the device plugin of {resource} to register");
                     let events = &ctx.reporting.events;
                     events.pod(pod, EventType::Normal, "WaitingForDevicePlugin", &text, "");
                 }
+                tracker.report_plugin_wait(Some(text));
                 let plugins = environment.devices.describe_plugins(pod).unwrap_or(resource);
                 tracker.view.wait_for(Waiting::Devices { plugins }, Some(until));
                 Ok(ResourceDecision::Wait(until.saturating_sub(ctx.clock.boot())))
             }
             Attempt::Rejected { cause, message } => {
+                tracker.report_plugin_wait(None);
                 let rejection = Rejection { reason: cause.reason().to_owned(), message };
                 ctx.reporting.metrics.pod_rejected(&rejection.reason);
                 self.rejected = Some(rejection.clone());

@@ -18,13 +18,14 @@ use tracing::{Instrument as _, Span};
 
 use super::Worker;
 use super::claims::RunningClaims;
-use super::halt::{Halt, NextPass};
+use super::halt::{Halt, NextPass, record_halt};
 use super::pass::Pass;
 use super::record::forget_ended;
 use super::resources::ResourceDecision;
 use super::retries::{ERROR_WAIT, jitter};
 use super::start::ephemeral_containers;
 use super::view::ViewPublisher;
+use super::work_loop::SYNC;
 use crate::context::{Desired, Reporting, RuntimeAccess};
 use crate::image;
 use crate::mirror::{MirrorContext, MirrorReconciler};
@@ -143,13 +144,21 @@ impl Worker {
             self.tracker.view.meanwhile(wait.what);
         }
         let pod_ref = &self.tracker.pod_ref;
-        self.work_loop.begin_operation("sync", pod_ref);
+        self.work_loop.begin_operation(SYNC, pod_ref);
         let span = match &self.work_loop.operation {
-            Some(operation) => tracing::info_span!(parent: operation, "act", pod.uid = %pod_ref.uid),
+            Some(operation) => tracing::info_span!(
+                parent: operation,
+                "act",
+                k8s.pod.uid = %pod_ref.uid,
+                k8s.namespace.name = &*pod_ref.namespace,
+                k8s.pod.name = &*pod_ref.name,
+            ),
             None => Span::none(),
         };
         // Boxed, so that a pass without actions does not need the memory.
-        let acted = Box::pin(self.act(pass, actions)).instrument(span).await;
+        let acted = Box::pin(self.act(pass, actions)).instrument(span.clone()).await;
+        record_halt(&span, &acted);
+        drop(span);
         self.tracker.observer.acted();
         if let Err(Halt::Failed { after, .. }) = &acted {
             // The failed action wakes the worker, too, which must not cause a retry.

@@ -4,11 +4,11 @@
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 
+use pod_sync_cri_config::mounts::make_absolute;
 use quintlet_model::labels;
 use quintlet_model::runtime::{Container, ContainerState};
 
 use super::runtime_files;
-use pod_sync_cri_config::mounts::make_absolute;
 
 /// Bytes read from the end of the file (pkg/kubelet/container/runtime.go).
 const FROM_FILE: u64 = 4096;

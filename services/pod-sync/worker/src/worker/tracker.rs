@@ -57,6 +57,8 @@ pub(super) struct Tracker {
     pub(super) probes: PodProbes,
     pub(super) reporter: Reporter,
     pub(super) view: ViewPublisher,
+    // Message on the device plugin for which the pod waits.
+    plugin_wait: Option<String>,
     // An earlier process reported a status of the pod.
     was_reported: bool,
     // Probe results of the mirror pod's status were handed to probe-service.
@@ -107,6 +109,7 @@ impl Tracker {
             pod_ref,
             desired,
             pod,
+            plugin_wait: None,
             was_reported,
             is_mirror_seeded: false,
         }
@@ -259,6 +262,9 @@ impl Tracker {
             now: self.clock.wall(),
             unstepped: self.steady_now(active),
         });
+        if let Some(message) = self.plugin_wait.as_deref().filter(|_| self.record.termination.is_none()) {
+            conditions::explain_missing_sandbox(&mut status, message);
+        }
         if let Some((devices, claims)) = &self.devices {
             let devices = devices.health(&self.pod_ref.uid);
             let claims = claims.pod_health(&self.pod_ref.uid, &self.pod);
@@ -353,6 +359,20 @@ impl Tracker {
     pub(super) fn report_sandbox_ready(&mut self) {
         let Some(mut status) = self.record.status.as_deref().cloned() else { return };
         if conditions::set_true(&mut status, READY_TO_START, self.clock.wall()) {
+            self.report(status, false, |_| {});
+        }
+    }
+
+    /// Reports the wait for a device plugin in PodReadyToStartContainers. Later statuses have the message,
+    /// too, until the wait ends with `None`.
+    pub(super) fn report_plugin_wait(&mut self, message: Option<String>) {
+        if self.plugin_wait == message {
+            return;
+        }
+        self.plugin_wait = message;
+        let Some(message) = self.plugin_wait.as_deref() else { return };
+        let Some(mut status) = self.record.status.as_deref().cloned() else { return };
+        if conditions::explain_missing_sandbox(&mut status, message) {
             self.report(status, false, |_| {});
         }
     }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use quintlet_model::go_duration;
+use quintlet_model::quantity::Quantity;
+
 use super::view::View;
 use crate::diagnostics::Diagnostic;
 use crate::node::{Data, LocatedValue};
 use crate::table::{DEFAULT_POD_SYSCTLS, Document, MEMORY_QOS, QOS_RESERVED};
-use quintlet_model::go_duration;
-use quintlet_model::quantity::Quantity;
 
 const HARD: &str = "evictionHard";
 

@@ -34,7 +34,7 @@ pub const QUINTLET: &[Row] = &[
     ),
     Row::new("certDir", Kind::Path, "/var/lib/kubelet/pki").kubelet_flag("cert-dir").honoured(
         &[NodeApi, PodSync],
-        "directory of the certificates that pod-sync requests, and of the self-signed serving certificate"
+        "directory of the certificates that pod-sync requests, and of the self-signed serving certificate, which is in /var/lib/quintlet/pki in the place of a kubelet"
     ),
     Row::new("nodeIPs", Kind::List(&Kind::Checked(checks::address)), "").kubelet_flag("node-ip").honoured(
         &[PodSync, StatusReporter],

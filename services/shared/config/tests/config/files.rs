@@ -648,6 +648,26 @@ fn the_printed_configuration_shows_origins_hides_secrets_and_parses_to_the_same_
 }
 
 #[test]
+fn sysctls_of_all_pods_are_valid_and_namespaced_and_occur_once() {
+    let gate = "featureGates: {DefaultPodSysctls: true}\n";
+    let good = "{net/ipv4/tcp_rmem: 4096 87380 6291456, kernel.sem: 1 2 3 4, kernel.domainname: d, user.max_user_namespaces: '4'}";
+    assert_eq!(read(&format!("{HEAD}{gate}defaultPodSysctls: {good}\n")).expect("good sysctls").warnings, []);
+    for (sysctls, want) in [
+        ("{vm.swappiness: '1'}", "defaultPodSysctls.vm.swappiness: is not namespaced"),
+        ("{kernel/hostname: h}", "defaultPodSysctls.kernel/hostname: is not namespaced"),
+        ("{net.Core: '1'}", "defaultPodSysctls.net.Core: must have at most 253 characters"),
+        (
+            "{net.core.somaxconn: '1', net/core/somaxconn: '2'}",
+            "defaultPodSysctls.net/core/somaxconn: is the same sysctl as net.core.somaxconn",
+        ),
+    ] {
+        let refused = read(&format!("{HEAD}{gate}defaultPodSysctls: {sysctls}\n"));
+        let text = render(&refused.expect_err(sysctls));
+        assert!(text.contains(want), "{want}\n{text}");
+    }
+}
+
+#[test]
 fn the_rules_for_the_machine_apply_with_a_file() {
     let config =
         read(&format!("{HEAD}failSwapOn: false\nqosReserved: {{memory: 50%}}\n")).expect("a good file");

@@ -1,10 +1,13 @@
 //! Values that are secret stay out of all messages.
 
+use std::ffi::OsString;
+
 use clap::Parser;
 use quintlet_config::ConfigArgs;
 use quintlet_config::diagnostics::render;
 use quintlet_config::table::Service;
 use quintlet_config::{Exit, read};
+use quintlet_testkit::logs::{Lines, capture};
 
 const SECRET: &str = "s3cret";
 const FILE: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
@@ -74,6 +77,21 @@ fn a_header_for_the_manifest_url_is_in_no_message_about_it() {
     }
     assert!(refusal("maxPods: many\n", &[]).contains("\"many\""), "other values are shown");
     assert!(refusal("", &["--max-pods", "many"]).contains("'many'"), "other values are shown");
+}
+
+#[test]
+fn the_configuration_is_logged_at_the_start_without_secrets() {
+    let flags = ["pod-sync", "--manifest-url-header", "Authorization: s3cret", "--max-pods=7"];
+    let loaded = read::<Args>(Service::PodSync, flags.map(OsString::from).to_vec());
+    let lines = Lines::default();
+    let log = capture("pod-sync", tracing::Level::INFO, &lines);
+    tracing::dispatcher::with_default(&log, || loaded.expect("good flags").publish());
+    let lines = lines.all();
+    let logged = lines.iter().find(|line| line.contains("using configuration")).expect("a line");
+    for want in ["\\\"maxPods\\\":7", "\\\"Authorization\\\":[\\\"<masked>\\\"]"] {
+        assert!(logged.contains(want), "{want}\n{logged}");
+    }
+    assert!(lines.iter().all(|line| !line.contains(SECRET)), "{lines:?}");
 }
 
 #[test]

@@ -75,7 +75,7 @@ async fn a_panic_in_a_call_is_its_response() {
 async fn a_span_of_a_call_belongs_to_the_trace_of_the_caller_and_is_recorded_once() {
     quintlet_telemetry::init("kit-test", &TelemetryOptions::default()).unwrap();
     let own = || {
-        let span = tracing::info_span!("Served", pod.uid = "u-stack");
+        let span = tracing::info_span!("Served", k8s.pod.uid = "u-stack");
         span.in_scope(current_trace_id).unwrap()
     };
     let traces = service_fn(move |_: Request<()>| async move {

@@ -52,7 +52,7 @@ impl ProbeExec for Echo {
             std::future::pending::<()>().await;
         }
         assert_ne!(request.get_ref().timeout_seconds, 61, "no such timeout");
-        let span = tracing::info_span!("Exec", pod.uid = request.get_ref().container_id);
+        let span = tracing::info_span!("Exec", k8s.pod.uid = request.get_ref().container_id);
         let uid = request.extensions().get::<Peer>().map(|p| p.uid);
         let trace = async { current_trace_id() }.instrument(span).await;
         let output = format!("{} {uid:?} {}", trace.unwrap_or_default(), self.name);
@@ -188,11 +188,40 @@ async fn a_server_for_guests_has_its_services_alone_and_few_connections_and_call
 }
 
 #[tokio::test]
+async fn a_call_beyond_the_streams_of_a_connection_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("streams.sock");
+    let listener = bind_unix(&path, 0o600).unwrap();
+    let echo = Echo::new("streams");
+    let mut open = echo.open.subscribe();
+    let server = Server::new("streams").streams(2).add_service(ProbeExecServer::new(echo));
+    let stop = CancellationToken::new();
+    let (policy, stopped) = (PeerPolicy::Any, stop.clone());
+    let task = tokio::spawn(async move { server.serve(listener, policy, stopped).await.unwrap() });
+    let mut client = ProbeExecClient::new(channel(path));
+    // The client has the settings of the server after this call.
+    client.exec(request("c", 1)).await.unwrap();
+    let hung: Vec<_> = (0..3)
+        .map(|_| {
+            let mut client = client.clone();
+            tokio::spawn(async move { client.exec(request("c", 60)).await })
+        })
+        .collect();
+    open.wait_for(|open| *open == 2).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(*open.borrow(), 2);
+    hung.iter().for_each(JoinHandle::abort);
+    drop(client);
+    stop.cancel();
+    task.await.unwrap();
+}
+
+#[tokio::test]
 async fn a_trace_propagates_from_client_to_server_and_into_the_ring() {
     quintlet_telemetry::init("kit-test", &TelemetryOptions::default()).unwrap();
     let server = start(PeerPolicy::Any).await;
     let mut client = ProbeExecClient::new(caller(server.path.clone()));
-    let span = tracing::info_span!("pass", pod.uid = "u-1");
+    let span = tracing::info_span!("pass", k8s.pod.uid = "u-1");
     let (mine, reply) =
         async { (current_trace_id().unwrap(), client.exec(request("u-1", 1)).await.unwrap()) }
             .instrument(span)

@@ -1,6 +1,7 @@
-use super::*;
 use quintlet_testkit::pods::pod_json;
 use serde_json::{Value, json};
+
+use super::*;
 
 fn c(name: &str, requests: Value, limits: Value) -> Value {
     json!({"name": name, "image": "i", "resources": {"requests": requests, "limits": limits}})

@@ -7,6 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_e2e::NODE;
+use quintlet_e2e::cost::Agent;
 use quintlet_localnode::Containerd;
 use quintlet_recordings::cluster::Cluster;
 use quintlet_recordings::kubelet::{Kubelet, KubeletCommand};
@@ -15,7 +16,6 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::raw::Runtime;
-use quintlet_e2e::cost::Agent;
 
 /// A node of one kubelet. It is stopped by a signal while something else is measured.
 pub(crate) struct KubeletNode {

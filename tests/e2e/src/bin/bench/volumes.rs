@@ -7,13 +7,13 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use quintlet_csi_driver::thread::DriverThread;
 use quintlet_csi_driver::volumes::mounts_below;
+use quintlet_e2e::cost::{Agent, Cost};
+use quintlet_e2e::work::LIMIT;
 use quintlet_e2e::{Node, Seen, pods};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::figures::medians;
-use quintlet_e2e::cost::{Agent, Cost};
-use quintlet_e2e::work::LIMIT;
 
 /// The driver of the CSI volumes.
 const DRIVER: &str = "test.csi.quintlet.dev";

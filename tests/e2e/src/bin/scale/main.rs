@@ -1,6 +1,6 @@
 //! Measures a full node on the fake runtime: the cost of a pod's life with 100 and 500 pods and of pods that
 //! exit again and again, the cost of a relist of 18,000 containers in cri-proxy and pleg-service, the delay
-//! that watchers see, and the lag of 1,000 probes. Prints JSON.
+//! that watchers see, and the lag of 1,200 probes. Prints JSON.
 //!
 //! There are three kinds of process: the fake runtime ([`runtime`], this binary again), the two built
 //! services, and this one with the watchers ([`watch`]). CPU time and memory are those of the services only.
@@ -60,9 +60,21 @@ struct Args {
     /// HTTP probes.
     #[arg(long, default_value_t = 1_000)]
     probes: usize,
-    /// Their period in milliseconds.
+    /// Period of HTTP probes in milliseconds.
     #[arg(long, default_value_t = 1_000)]
     probe_period_ms: u32,
+    /// Exec probes, which the runtime in memory answers.
+    #[arg(long, default_value_t = 200)]
+    exec_probes: usize,
+    /// Period of exec probes in milliseconds.
+    #[arg(long, default_value_t = 5_000)]
+    exec_period_ms: u32,
+    /// Instances of probe-service, which share the probed pods.
+    #[arg(long, default_value_t = 1)]
+    probe_instances: usize,
+    /// Busy loops beside the second measurement of probes.
+    #[arg(long, default_value_t = 2)]
+    busy: usize,
     /// Watchers of the probes' evaluations.
     #[arg(long, default_value_t = 50)]
     probe_watchers: usize,
@@ -128,8 +140,12 @@ fn main() -> anyhow::Result<()> {
         }
         let span = Duration::from_secs(args.probe_seconds);
         let probe_args = probes::ProbeArgs {
-            probes: args.probes,
-            period: Duration::from_millis(args.probe_period_ms.into()),
+            http: args.probes,
+            http_period: Duration::from_millis(args.probe_period_ms.into()),
+            exec: args.exec_probes,
+            exec_period: Duration::from_millis(args.exec_period_ms.into()),
+            instances: args.probe_instances,
+            busy: args.busy,
             watchers: args.probe_watchers,
             span,
         };
@@ -186,8 +202,12 @@ impl Node {
 }
 
 fn service(dir: &Path, name: &'static str, args: &[&str]) -> Service {
+    Service::start(command(dir, name, args))
+}
+
+fn command(dir: &Path, name: &'static str, args: &[&str]) -> ServiceCommand {
     let run = ["--run-dir".into(), dir.join("run").into_os_string()];
-    Service::start(ServiceCommand {
+    ServiceCommand {
         name,
         binary: bins::dir().join(name),
         args: run.into_iter().chain(args.iter().map(Into::into)).collect(),
@@ -195,7 +215,7 @@ fn service(dir: &Path, name: &'static str, args: &[&str]) -> Service {
         log: dir.join(format!("{name}.log")),
         uid: None,
         boot: None,
-    })
+    }
 }
 
 /// Waits for a number of relists and samples memory meanwhile. Returns their number, their total seconds, and

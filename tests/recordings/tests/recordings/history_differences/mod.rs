@@ -24,6 +24,16 @@ pub(crate) const KNOWN: &[Known] = &[
         path: "statuses/*/conditions/PodReadyToStartContainers/message",
         reason: "the condition says why it is False, as in kubelet 1.37",
     },
+    Known {
+        scenario: "host-path-late",
+        path: "events/0/message",
+        reason: "the message says that the path does not exist, as in kubelet 1.37",
+    },
+    Known {
+        scenario: "host-path-of-wrong-type",
+        path: "events/0/message",
+        reason: "the message names the type that was found, as in kubelet 1.37",
+    },
 ];
 
 /// Returns whether `known` describes this difference.

@@ -212,6 +212,7 @@ impl RuntimeService for Cri {
                         .ok_or_else(|| no_sandbox(&q.pod_sandbox_id))?;
                     Ok(v1::PodSandboxStatusResponse {
                         status: Some(sandbox.status.clone()),
+                        info: verbose_info(&sandbox.config, q.verbose),
                         ..Default::default()
                     })
                 },
@@ -605,6 +606,13 @@ impl RuntimeService for Cri {
 
 /// Returns the resources of a container after an update, which leaves what it does not set, as containerd
 /// does.
+/// Returns what containerd adds to the status of a sandbox if it is asked to be verbose.
+fn verbose_info(config: &v1::PodSandboxConfig, verbose: bool) -> HashMap<String, String> {
+    let parent = config.linux.as_ref().map(|linux| &linux.cgroup_parent);
+    let info = serde_json::json!({"config": {"linux": {"cgroup_parent": parent}}});
+    verbose.then(|| ("info".to_owned(), info.to_string())).into_iter().collect()
+}
+
 fn updated(
     before: v1::LinuxContainerResources,
     update: v1::LinuxContainerResources,

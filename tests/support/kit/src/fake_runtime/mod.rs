@@ -157,6 +157,15 @@ impl FakeRuntime {
         }
     }
 
+    /// Stops a sandbox that another agent made below this cgroup.
+    pub fn leave_dead(&self, id: &str, cgroup_parent: &str) {
+        if let Some(sandbox) = self.shared.world.lock().sandboxes.get_mut(id).map(Arc::make_mut) {
+            sandbox.config.linux.get_or_insert_default().cgroup_parent = cgroup_parent.to_owned();
+            sandbox.status.state = v1::PodSandboxState::SandboxNotready.into();
+        }
+        self.shared.touch();
+    }
+
     /// Adds an image. Returns its ID.
     pub fn add_image(&self, name: &str, size: u64) -> String {
         self.shared.world.lock().add_image(name, size)

@@ -1,6 +1,7 @@
-use super::*;
 use quintlet_model::ids::ContainerId;
 use quintlet_model::probe::ProbeResult;
+
+use super::*;
 
 fn memory(id: &str, counter: u64) -> ProbeMemory {
     ProbeMemory {

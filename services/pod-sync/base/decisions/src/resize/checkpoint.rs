@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn an_incomplete_or_foreign_volume_directory_is_replaced() {
+    fn a_corrupt_checkpoint_is_refused_and_null_is_empty() {
         let good = encode(&entries()).unwrap();
         for cut in [0, 1, good.len() / 2, good.len() - 1] {
             assert!(matches!(decode(&good[..cut]), Err(CorruptCheckpoint::Unreadable(_))), "{cut}");

@@ -1,14 +1,14 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use quintlet_testkit::pods::{RuntimeBuilder, at, pod_json, status_json, time};
+use serde_json::{Value, json};
 
 use super::*;
 use crate::actions::{ActionInput, compute_pod_actions};
 use crate::conditions;
 use crate::probes::ProbeResults;
 use crate::sandbox::sandbox_decision;
-use quintlet_testkit::pods::{RuntimeBuilder, at, pod_json, status_json, time};
-use serde_json::{Value, json};
 
 fn status(list: Value, init: Value) -> PodStatus {
     let fill = |l: Value| {

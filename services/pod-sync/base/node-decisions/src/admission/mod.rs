@@ -9,17 +9,17 @@ mod result;
 mod sysctl;
 mod view;
 
+pub use features::missing_for_update;
 pub use rejection::Rejection;
 pub use result::AdmitResult;
 pub use sysctl::normal_sysctl;
 pub use view::{NodeView, PressureCondition};
 
-use result::reject;
-
 use k8s_openapi::api::core::v1::{Pod, Taint};
 use quintlet_model::pod;
-
 use quintlet_model::qos::{self, QosClass};
+
+use result::reject;
 
 pub use node::{NODE_AFFINITY, predicate_failure, tolerates};
 pub use resources::{InsufficientResource, insufficient_resources};

@@ -1,10 +1,10 @@
 //! Checks whether allocatable resources suffice for a pod (`pkg/kubelet/lifecycle`).
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-
-use super::rejection::Rejection;
 use quintlet_model::qos::{self, ResourceList};
 use quintlet_model::quantity::Quantity;
+
+use super::rejection::Rejection;
 
 /// A resource of which the node has too little (`pkg/kubelet/lifecycle: InsufficientResourceError`).
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;
+pub use quintlet_model::sysctl::normal_name as normal_sysctl;
 
 use super::view::NodeView;
 
@@ -50,20 +51,4 @@ pub(super) fn forbidden(pod: &Pod, view: &NodeView<'_>) -> Option<String> {
         }
     }
     None
-}
-
-/// Returns a sysctl with dots as separators (`k8s.io/component-helpers/node/util/sysctl: NormalizeName`). If
-/// the first separator is a slash, dots and slashes are swapped: `net/ipv4/conf/eno2.100/forwarding` is
-/// `net.ipv4.conf.eno2/100.forwarding`.
-#[must_use]
-pub fn normal_sysctl(name: &str) -> String {
-    if !name.find(['.', '/']).is_some_and(|at| name[at..].starts_with('/')) {
-        return name.to_owned();
-    }
-    let swapped = |c| match c {
-        '.' => '/',
-        '/' => '.',
-        c => c,
-    };
-    name.chars().map(swapped).collect()
 }

@@ -1,10 +1,10 @@
 use k8s_openapi::api::core::v1::Node;
 use quintlet_model::qos::ResourceList;
-
-use super::*;
 use quintlet_model::quantity::Quantity;
 use quintlet_testkit::pods::pod_json;
 use serde_json::{Value, json};
+
+use super::*;
 
 fn node() -> Node {
     serde_json::from_value(

@@ -4,11 +4,11 @@ use pod_sync_decisions::resize::feasibility::PendingReason;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use quintlet_telemetry::metrics;
+use quintlet_testkit::pods::pod_json;
+use serde_json::json;
 
 use super::*;
 use crate::resize_metrics::PRIORITY_BUCKETS;
-use quintlet_testkit::pods::pod_json;
-use serde_json::json;
 
 fn pod(cpu: &str) -> Arc<Pod> {
     Arc::new(pod_json(json!({"containers": [{"name": "a", "image": "i",

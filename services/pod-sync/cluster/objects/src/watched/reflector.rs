@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use kube::api::{Api, ListParams, WatchEvent, WatchParams};
+use pod_sync_clients::{LAG, may_be_lag};
 use quintlet_kit::backoff::Backoff;
 use rand::RngExt as _;
 use tokio::time::Instant;
@@ -14,7 +15,6 @@ use super::item::Item;
 use super::reachability::{RETRY, Reachability};
 use crate::get::trimmed;
 use crate::kind::{Key, Kind};
-use pod_sync_clients::{LAG, may_be_lag};
 
 /// Called after each change of an object, at most every [`NOTIFY_INTERVAL`].
 pub(crate) type Changed = Arc<dyn Fn(&Key) + Send + Sync>;

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceFieldSelector, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use pod_sync_decisions::qos;
 use quintlet_model::quantity::Quantity;
 
 use super::errors::Errors;
 use super::names;
-use pod_sync_decisions::qos;
 
 const HUGE_PAGES: &str = "hugepages-";
 const NO_QUANTITY: &str =

@@ -5,11 +5,11 @@ use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
+use pod_sync_node_decisions::image_name::{DEFAULT_DOMAIN, LEGACY_DEFAULT_DOMAIN, registry};
 use serde::Deserialize;
 use sha2::Digest as _;
 
 use super::glob;
-use pod_sync_node_decisions::image_name::{DEFAULT_DOMAIN, LEGACY_DEFAULT_DOMAIN, registry};
 
 /// Credentials for a registry.
 #[derive(Clone, PartialEq, Eq)]

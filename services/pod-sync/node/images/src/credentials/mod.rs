@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use k8s_openapi::api::core::v1::{Pod, Secret};
+use pod_sync_layout::{ObjectSource, TokenCache, TokenKey, TokenSource};
+use pod_sync_node_decisions::image_access::{ImagePullSecret, ImagePullServiceAccount, PullCredentials};
+use pod_sync_node_decisions::image_name;
 use quintlet_model::pod as pods;
 
 use self::keyring::{Credential, InvalidDockerConfig, Keyring, parse_config_json, parse_dockercfg};
 use self::node_files::NodeFiles;
 use self::plugins::{PluginAccount, PluginAccounts, Plugins, TokenAttributes};
-use pod_sync_layout::{ObjectSource, TokenCache, TokenKey, TokenSource};
-use pod_sync_node_decisions::image_access::{ImagePullSecret, ImagePullServiceAccount, PullCredentials};
-use pod_sync_node_decisions::image_name;
 
 /// Requested lifetime of a token for a plugin, in seconds: the default of the API server.
 const TOKEN_SECONDS: i64 = 3600;

@@ -10,7 +10,11 @@ fn no_devices(_: RequestScope<'_>) -> Vec<Hints> {
 }
 
 fn open(dir: &std::path::Path) -> Placement {
-    let (settings, sys) = (settings("none", "container"), dir.join("sys"));
+    open_with(dir, "none")
+}
+
+fn open_with(dir: &std::path::Path, topology: &str) -> Placement {
+    let (settings, sys) = (settings(topology, "container"), dir.join("sys"));
     let context = PlacementContext { settings, root_dir: dir.to_owned(), sys, clock: Clock::system() };
     Placement::open(context).unwrap()
 }
@@ -101,6 +105,57 @@ async fn the_metrics_of_cpus_follow_pods_and_are_the_same_after_a_restart() {
     assert_eq!(gauges(), [4000, 3, 1, 2]);
     placement.release(&PodUid::parse("q").unwrap()).await;
     assert_eq!(gauges(), [7000, 0, 0, 0]);
+}
+
+/// Returns the requests and errors of the CPU manager, of the memory manager and of the topology manager, and
+/// the number of measured durations, as metrics.
+fn counters() -> [u64; 7] {
+    let text = quintlet_telemetry::metrics::text();
+    let names = [
+        "cpu_manager_pinning_requests_total",
+        "cpu_manager_pinning_errors_total",
+        "memory_manager_pinning_requests_total",
+        "memory_manager_pinning_errors_total",
+        "topology_manager_admission_requests_total",
+        "topology_manager_admission_errors_total",
+        "topology_manager_admission_duration_ms_count",
+    ];
+    names.map(|name| {
+        let prefix = format!("kubelet_{name} ");
+        text.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap().parse().unwrap()
+    })
+}
+
+#[tokio::test]
+async fn requests_and_errors_of_each_manager_are_counted_under_the_names_of_the_kubelet() {
+    let temp = tempfile::tempdir().unwrap();
+    write_machine(&temp.path().join("sys"), 1);
+    let placement = open(temp.path());
+    assert_eq!(counters(), [0; 7]);
+    placement.admit(&single("p", "2", "1Gi"), &no_devices).await.unwrap();
+    assert_eq!(counters(), [1, 0, 1, 0, 1, 0, 1]);
+    // A pod whose CPUs fail requests no memory.
+    let rejected = placement.admit(&single("q", "2", "1Gi"), &no_devices).await;
+    assert!(matches!(rejected, Err(AdmissionFailure::Rejected(PlacementError::Cpus(_)))), "{rejected:?}");
+    assert_eq!(counters(), [2, 1, 1, 0, 2, 1, 2]);
+    let rejected = placement.admit(&single("r", "1", "3Gi"), &no_devices).await;
+    assert!(matches!(rejected, Err(AdmissionFailure::Rejected(PlacementError::Memory(_)))), "{rejected:?}");
+    assert_eq!(counters(), [3, 1, 2, 1, 3, 2, 3]);
+
+    // Nothing is requested of the other managers once the resources cannot be aligned.
+    let temp = tempfile::tempdir().unwrap();
+    write_machine(&temp.path().join("sys"), 2);
+    let placement = open_with(temp.path(), "single-numa-node");
+    let wide = single("w", "5", "1Gi");
+    let rejected = placement.admit(&wide, &no_devices).await;
+    assert!(matches!(rejected, Err(AdmissionFailure::Rejected(PlacementError::Topology(_)))), "{rejected:?}");
+    assert_eq!(counters(), [3, 1, 2, 1, 4, 3, 4]);
+    // An alignment for the devices of the pod fails before its admission, which is then not measured.
+    placement.nodes_for_devices(&wide, "main", &no_devices).unwrap_err();
+    assert_eq!(counters(), [3, 1, 2, 1, 5, 4, 4]);
+    let text = quintlet_telemetry::metrics::text();
+    let durations = "kubelet_topology_manager_admission_duration_ms_bucket{le=\"+Inf\"} 4";
+    assert!(text.lines().any(|line| line == durations), "{text}");
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
+use pod_sync_machine::NodeMemory;
 use proptest::prelude::*;
 use serde::Deserialize;
 
 use super::*;
-use pod_sync_machine::NodeMemory;
 
 fn node(number: u64) -> NumaNode {
     NumaNode::try_from(number).unwrap()

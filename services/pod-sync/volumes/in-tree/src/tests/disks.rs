@@ -261,6 +261,25 @@ async fn volumes_of_a_target_share_a_session_which_ends_with_the_last_volume() {
 }
 
 #[tokio::test]
+async fn a_block_disk_whose_session_and_link_are_gone_is_detached() {
+    // kubernetes/kubernetes#141863: the volume stayed in use.
+    let machine = Machine::new(2);
+    let mounter = machine.mounter();
+    let block = Volume { is_block: true, ..iscsi(1) };
+    let device = attach(&mounter, &block).await.unwrap();
+    let mapper = BlockMapper::of(&mounter);
+    mapper.map(&block, device.as_deref(), &uid(1)).await.unwrap();
+    mapper.unmap(Plugin::Iscsi, &uid(1), "pv-1", Some(&block.device_name())).await.unwrap();
+    let session = machine.at("sys/class/iscsi_host/host7/device").join(format!("session-{PORTAL}"));
+    fs::remove_dir_all(session).unwrap();
+    for lun in 0..2 {
+        machine.unset(&format!("dev/disk/by-path/ip-{PORTAL}-iscsi-{IQN}-lun-{lun}"));
+    }
+    detach(&mounter, &block).await.unwrap();
+    assert_eq!(found::read(&machine.node.root()).unwrap(), (Vec::new(), Vec::new()));
+}
+
+#[tokio::test]
 async fn a_failed_login_has_the_kubelets_text_and_leaves_no_record() {
     let machine = Machine::new(1);
     let (mounter, disk) = (machine.mounter(), iscsi(0));

@@ -74,6 +74,7 @@ fn flags(out: &mut String) {
             FlagSupport::Same => "the same, on every service".to_owned(),
             FlagSupport::Instead(what) => format!("instead: {what}"),
             FlagSupport::Refused(why) => format!("refused: {why}"),
+            FlagSupport::Ignored(why) => format!("ignored: {why}"),
         };
         let _ = writeln!(out, "| `--{}` | {support} |", row.name);
     }

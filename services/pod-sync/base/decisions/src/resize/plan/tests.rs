@@ -1,8 +1,9 @@
-use super::*;
-use crate::resize::allocation::of_pod;
 use quintlet_model::runtime::Resources;
 use quintlet_testkit::pods::{RuntimeBuilder, pod_json};
 use serde_json::{Value, json};
+
+use super::*;
+use crate::resize::allocation::of_pod;
 
 fn pod(containers: Value) -> Pod {
     pod_json(json!({"containers": containers}))

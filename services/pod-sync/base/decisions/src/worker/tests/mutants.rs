@@ -9,6 +9,7 @@ use proptest::strategy::ValueTree as _;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use quintlet_model::ids::{ContainerId, PodUid, SandboxId};
 use quintlet_model::runtime::{Cursor, PodRuntime};
+use quintlet_testkit::pods::RuntimeBuilder;
 
 use super::super::freshness::{Freshness, NextObservation};
 use super::super::{
@@ -18,7 +19,6 @@ use super::super::{
 use super::faulty_policy::{self, Policy, Sound};
 use super::history::{HistoryEvent, Tamper, happens, play, play_spoilt};
 use crate::grace::EffectiveGrace;
-use quintlet_testkit::pods::RuntimeBuilder;
 
 const LENGTH: usize = 120;
 const HISTORIES: usize = 600;

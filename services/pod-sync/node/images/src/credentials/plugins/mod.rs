@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use pod_sync_node_decisions::image_access::ImagePullServiceAccount;
+use pod_sync_node_decisions::image_name;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task;
 use tokio::sync::{Semaphore, watch};
@@ -21,8 +23,6 @@ pub use self::config::{ConfigError, TokenAttributes};
 use self::config::{ConfigFile, ProviderConfig, parse_duration};
 use self::exec::{Program, Response};
 use super::keyring::{self, Credential, Keyring};
-use pod_sync_node_decisions::image_access::ImagePullServiceAccount;
-use pod_sync_node_decisions::image_name;
 
 /// Responses in the cache. Usually there is one per registry.
 const CACHED: usize = 256;
