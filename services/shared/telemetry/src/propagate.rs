@@ -193,8 +193,8 @@ pub fn add_link(span: &Span, traceparent: &str) {
     span.add_link(linked);
 }
 
-/// Sets the status of `span` to an error with this description, which is cut at [`MAX_ERROR`] bytes. Has no
-/// effect if the span is not recorded.
+/// Sets the status of `span` to an error with this description, which is cut at 1 KiB. Has no effect if the
+/// span is not recorded.
 pub fn record_error(span: &Span, description: &str) {
     let end = description.floor_char_boundary(MAX_ERROR);
     span.set_status(Status::error(description[..end].to_owned()));
