@@ -38,19 +38,8 @@ measure() {
     certificate "node-$node" "/O=system:nodes/CN=system:node:$node" clientAuth
     kubeconfig "$work/$node/node.conf" "node-$node"
     mkdir -p "$work/$node/root"
-    cat > "$work/$node/kubelet.yaml" <<END
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-authentication: { x509: { clientCAFile: $pki/ca.crt } }
-cgroupDriver: cgroupfs
-cgroupRoot: /$cgroup
-clusterDNS: [10.96.0.10]
-containerRuntimeEndpoint: unix://$runtime
-failCgroupV1: false
-failSwapOn: false
-evictionHard: { memory.available: 50Mi }
-imageGCHighThresholdPercent: 100
-END
+    node_settings
+    { for_kubelet; echo 'clusterDNS: [10.96.0.10]'; } > "$work/$node/kubelet.yaml"
     set -- "$1" "$2" "${3:-}" --config "$work/$node/kubelet.yaml" --kubeconfig "$work/$node/node.conf" --hostname-override "$node" \
         --root-dir "$work/$node/root" --cert-dir "$work/$node/pki" --node-ip "$address"
     mode=$1 title=$2 dir=$3

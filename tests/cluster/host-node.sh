@@ -33,14 +33,9 @@ END
     wait_for 30 ctr --address "$work/$1/containerd.sock" version
 }
 
-# prepare_node NAME: starts the node's containerd, and makes its kubeconfig, its cgroup, and the settings that each agent has, $work/host/node.yaml.
-# The machine is small and may have a cgroup v1.
-prepare_node() {
-    start_runtime host 10.88.0.0/24
-    certificate "node-$1" "/O=system:nodes/CN=system:node:$1" clientAuth
-    kubeconfig "$work/host/node.conf" "node-$1"
-    make_cgroup "$cgroup"
-    cat > "$work/host/node.yaml" <<END
+# node_settings: the settings that each agent has, $work/node.yaml. The machine is small and may have a cgroup v1.
+node_settings() {
+    cat > "$work/node.yaml" <<END
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 authentication: { x509: { clientCAFile: $pki/ca.crt } }
@@ -52,9 +47,18 @@ imageGCHighThresholdPercent: 100
 END
 }
 
+# prepare_node NAME: starts the node's containerd, and makes its kubeconfig, its cgroup, and its settings.
+prepare_node() {
+    start_runtime host 10.88.0.0/24
+    certificate "node-$1" "/O=system:nodes/CN=system:node:$1" clientAuth
+    kubeconfig "$work/host/node.conf" "node-$1"
+    make_cgroup "$cgroup"
+    node_settings
+}
+
 # for_kubelet: the settings that a kubelet needs on this node; `quintctl up` has options for them.
 for_kubelet() {
-    cat "$work/host/node.yaml" - <<END
+    cat "$work/node.yaml" - <<END
 cgroupRoot: /$cgroup
 containerRuntimeEndpoint: unix://$runtime
 END
@@ -72,7 +76,7 @@ start_host_node() {
 # start_quintlet_node NAME: starts the node's containerd, and Quintlet as its agent.
 start_quintlet_node() {
     prepare_node "$1"
-    { cat "$work/host/node.yaml"; echo "clusterDNS: [10.96.0.10]"; } > "$work/host/quintlet.yaml"
+    { cat "$work/node.yaml"; echo "clusterDNS: [10.96.0.10]"; } > "$work/host/quintlet.yaml"
     start quintlet "$bin_dir/quintctl" up --config "$work/host/quintlet.yaml" --kubeconfig "$work/host/node.conf" --node-name "$1" \
         --base "$work/host/quintlet" --runtime-endpoint "unix://$runtime" --cgroup-root "/$cgroup"
     wait_for 60 kubectl wait --for=condition=Ready "node/$1" --timeout=1s

@@ -114,21 +114,8 @@ stand_ins registry.k8s.io/pause:3.10 docker.io/library/busybox:1
 ctr --address "$runtime" -n k8s.io images import "$work/images.tar" > "$work/logs/import.log"
 root=$work/host/kubelet
 mkdir -p "$root"
-cat > "$work/host/kubelet.yaml" <<END
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-authentication: { x509: { clientCAFile: $pki/ca.crt } }
-cgroupDriver: cgroupfs
-cgroupRoot: /$cgroup
-clusterDNS: [10.96.0.10]
-containerRuntimeEndpoint: unix://$runtime
-evictionHard: { memory.available: 50Mi }
-failCgroupV1: false
-failSwapOn: false
-imageGCHighThresholdPercent: 100
-rotateCertificates: true
-serverTLSBootstrap: true
-END
+node_settings
+{ for_kubelet; echo 'clusterDNS: [10.96.0.10]'; echo 'rotateCertificates: true'; echo 'serverTLSBootstrap: true'; } > "$work/host/kubelet.yaml"
 start agent "$bin_dir/quintlet" kubelet --config "$work/host/kubelet.yaml" --bootstrap-kubeconfig "$work/bootstrap.conf" \
     --kubeconfig "$work/host/node.conf" --hostname-override node --root-dir "$root" --cert-dir "$root/pki" --node-ip "$address" \
     --log-dir "$work/logs/services"
